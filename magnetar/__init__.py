@@ -4,9 +4,9 @@
         async with client.producer("topic://public/default/orders", schema=str) as producer:
             await producer.send("first", key="customer-1")
 
-Rules: what the client makes is awaited, or entered by `async with`; times are given in the unit
-that ends their name; every error is a `MagnetarError` (`magnetar.errors` has them all).  Schemas of
-other types are in `magnetar.schema`, the same client for threads in `magnetar.sync`.
+Clients, producers, consumers and transactions are awaited, or entered by `async with`.  The name of
+a time ends with its unit.  Every error is a `MagnetarError` (`magnetar.errors` lists them).
+`magnetar.schema` has schemas of further types, `magnetar.sync` the same client for threads.
 """
 
 from importlib import import_module
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # The broker imports `magnetar.protocol` and `magnetar.background_tasks` alone: the client
-        # must not come with them.
+        # The broker imports only `magnetar.protocol` and `magnetar.background_tasks`: these must
+        # not load the client.
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         public = import_module("magnetar.api")
-        if name not in globals():  # Submodules that came with it are.
+        if name not in globals():  # A submodule is there once it has been imported.
             try:
                 globals()[name] = getattr(public, name)
             except AttributeError:

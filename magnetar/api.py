@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        if name in ("avro_of", "json_of", "protobuf_of"):  # loaded when first asked for
+        if name in ("avro_of", "json_of", "protobuf_of"):  # Loaded at their first use.
             return getattr(schema, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,10 +1,4 @@
-"""How far a checkpoint consumer had come, as bytes that anybody may keep.  Pure.
-
-Pure.  The bytes are those of the Java client (v5): one byte for the kind (0 positions, 1 earliest,
-2 latest), and for positions their number, then segment, length and id of each, big-endian.  Only
-segments of which something was handed out have a position; reading goes on after it.  Of any other
-segment it begins at its first message.
-"""
+"""`Checkpoint`: the positions of a checkpoint consumer, and their bytes.  Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +20,7 @@ __all__ = ["Checkpoint", "CheckpointKind"]
 
 
 class CheckpointKind(IntEnum):
-    """What a checkpoint says (numbers are those of its bytes)."""
+    """The kind of a checkpoint.  The numbers are those in its bytes."""
 
     POSITIONS = 0
     EARLIEST = 1
@@ -35,7 +29,11 @@ class CheckpointKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Positions of segments, or `Checkpoint.EARLIEST`, or `Checkpoint.LATEST`."""
+    """Positions of segments, or `Checkpoint.EARLIEST`, or `Checkpoint.LATEST`.
+
+    Only segments of which a message was handed out have a position; reading goes on after it.  Any
+    other segment is read from its first message on.
+    """
 
     kind: CheckpointKind = CheckpointKind.POSITIONS
     positions: Positions = field(default_factory=lambda: MappingProxyType({}))
@@ -55,7 +53,11 @@ class Checkpoint:
         return self.positions.get(segment_id, EARLIEST_ENTRY)
 
     def to_bytes(self) -> bytes:
-        """The bytes of the Java client's `Checkpoint`."""
+        """The bytes, as those of the Java client's `Checkpoint` (v5).
+
+        One byte for the kind, then for positions their number, and the segment, length and id of
+        each, big-endian.
+        """
         head = bytes((self.kind,))
         if self.kind is not CheckpointKind.POSITIONS:
             return head
@@ -63,7 +65,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Checkpoint":
-        """The checkpoint of which these are the bytes.  Raises `InvalidArgument`."""
+        """The checkpoint with these bytes.  Raises `InvalidArgument`."""
         if not data or data[0] > max(CheckpointKind):
             raise InvalidArgument(
                 f"Bytes that begin with {data[:1]!r} are no checkpoint; "

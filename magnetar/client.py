@@ -1,17 +1,4 @@
-"""The client: what producers, consumers and transactions are made by.
-
-Rules:
-
-- `connect` reaches one host of the service URL before it returns, and fails at once if none is
-  there.
-- `close` ends whatever the client has opened and still lives, in this order: transactions abort,
-  producers send what they have, consumers acknowledge what they were told, transaction keys and
-  coordinators are left, then the connections go; each step has `close_timeout_s` at most.  A
-  closed client opens nothing more.
-- What makes something raises `InvalidArgument` at once for settings that cannot be, and
-  `AlreadyClosed` on a closed client; awaiting or entering it raises what its making (a name that
-  cannot be) and its `open` do.
-"""
+"""`Client`, which opens producers, consumers and transactions, and `connect`, which makes one."""
 
 import asyncio
 import enum
@@ -68,22 +55,22 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 O = TypeVar("O", bound=Openable)  # noqa: E741 - what is opened
 
 
-class _Topic(NamedTuple):
-    """Whose messages are consumed."""
+class _TopicSource(NamedTuple):
+    """A consumer's topic and subscription."""
 
     topic: str
     subscription: str
 
 
-class _Namespace(NamedTuple):
-    """Whose topics' messages are consumed."""
+class _NamespaceSource(NamedTuple):
+    """A consumer's namespace and subscription."""
 
     namespace: str
     subscription: str
 
 
 def _check_topic(topic: str) -> None:
-    """Raises `InvalidArgument` for what is no text; whether it is a name shows at the opening."""
+    """Raises `InvalidArgument` if it is not text.  Opening checks whether it is a topic's name."""
     if not isinstance(topic, str):
         raise InvalidArgument(f"The topic is {topic!r}; give its name as text.")
 
@@ -93,23 +80,23 @@ def _source(
     namespace: str | None,
     subscription: str | None,
     properties: Mapping[str, str],
-) -> _Topic | _Namespace:
-    """What a consumer is of.  Raises `InvalidArgument`."""
+) -> _TopicSource | _NamespaceSource:
+    """The topic or the namespace of a consumer.  Raises `InvalidArgument`."""
     if not subscription:
         raise InvalidArgument("The subscription has no name; give one.")
     if (topic is None) == (namespace is None):
         raise InvalidArgument("A consumer is of a topic or of a namespace; give one of them.")
     if namespace is not None:
-        return _Namespace(namespace, subscription)
+        return _NamespaceSource(namespace, subscription)
     if properties:
         raise InvalidArgument("Properties choose topics of a namespace; give a namespace.")
     name = topic or ""
     _check_topic(name)
-    return _Topic(name, subscription)
+    return _TopicSource(name, subscription)
 
 
-class _Step(enum.IntEnum):
-    """What is closed together; in this order."""
+class _CloseStep(enum.IntEnum):
+    """The steps of closing, in order; everything of one step closes at the same time."""
 
     TRANSACTIONS = 0
     PRODUCERS = 1
@@ -120,8 +107,9 @@ class _Step(enum.IntEnum):
 def connect(url: str, **settings: Unpack[ClientOptions]) -> Opening["Client"]:
     """A client of the brokers at `url`: `pulsar://host:6650,host:6650` or `pulsar+ssl://...`.
 
-    To be awaited, or entered by `async with`.  Settings are those of `ClientSettings`.  Raises
-    `InvalidArgument` at once, and when it is awaited `ConnectionLost`, `AuthenticationFailed`.
+    To be awaited, or entered by `async with`: this connects to one of the hosts.  Settings are
+    those of `ClientSettings`.  Raises `InvalidArgument` at once, and when it is awaited
+    `ConnectionLost` if no host can be reached, and `AuthenticationFailed`.
     """
     client = Client(url, ClientSettings(**settings))
     return Opening(lambda: client)
@@ -131,6 +119,10 @@ class Client(ClosedAfterwards):
     """A client of one cluster: opens producers, consumers and transactions, and closes them.
 
     Made by `connect`; belongs to the loop that it is opened on.
+
+    Methods that open something raise `InvalidArgument` at once for invalid settings, and
+    `AlreadyClosed` on a closed client.  Other errors, also those of an invalid name, are raised
+    when the result is awaited or entered.
     """
 
     def __init__(
@@ -141,22 +133,24 @@ class Client(ClosedAfterwards):
         pool = ConnectionPool(url, settings, ids, luck)
         self.context = ClientContext(pool, settings, ids, luck)
         self._url: Final = url
-        self._opened: dict[_Step, WeakSet[Openable]] = {step: WeakSet() for step in _Step}
+        self._opened: dict[_CloseStep, WeakSet[Openable]] = {step: WeakSet() for step in _CloseStep}
         self._coordinators: Coordinators | None = None
         self._reads: SegmentReads | None = None
         self._closing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
-        """Reach a broker.  Raises why none can be."""
+        """Connect to a broker.  Raises the reason if none can be reached."""
         self._check_open()
         self._loop = self.context.loop
         await self.context.pool.any()
 
     async def close(self) -> None:
-        """Close all that the client has opened, then its connections.
+        """Close everything that the client has opened, then its connections.
 
-        Cancelling it does not stop it.  Raises `WrongLoop`.
+        Open transactions are aborted, then producers send the messages they have, then consumers
+        send their acknowledgements, then transaction keys are closed.  Each step takes
+        `close_timeout_s` at most.  Cancelling it does not stop it.  Raises `WrongLoop`.
         """
         self._check_loop()
         if self._closing is None:
@@ -173,7 +167,7 @@ class Client(ClosedAfterwards):
                 source=self,
             )
 
-    # What it makes
+    # Openings
 
     @overload
     def producer(
@@ -190,16 +184,18 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[ProducerOptions],
     ) -> Opening[Producer[Any]]:
-        """Writes to a topic.  Settings are those of `ProducerSettings`.
+        """Open a producer, which writes to a topic.  Settings are those of `ProducerSettings`.
 
-        `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it; what is
-        missing is made if the broker may.  `schema` is one, or a type that chooses it: `bytes`,
-        `str`, a dataclass, a pydantic model, a protobuf message.
+        `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it.  A topic
+        that is missing is created if the broker allows it.  `schema` is a schema, or a type that
+        chooses it: `bytes`, `str`, a dataclass, a pydantic model, a protobuf message.
         """
         _check_topic(topic)
-        how = ProducerSettings(**settings)
-        what = schema_for(schema)
-        return self._opening(_Step.PRODUCERS, lambda: Producer(self.context, topic, what, how))
+        checked = ProducerSettings(**settings)
+        coder = schema_for(schema)
+        return self._opening(
+            _CloseStep.PRODUCERS, lambda: Producer(self.context, topic, coder, checked)
+        )
 
     @overload
     def queue_consumer(
@@ -243,23 +239,23 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[QueueOptions],
     ) -> Opening[Any]:
-        """Shares the messages of a topic with others of its subscription, in no order.
+        """Open a consumer that shares a topic's messages with others of its subscription.
 
-        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
-        have these `properties`, also of those that are made later.  Settings are those of
-        `QueueSettings`; `schema` is as for `producer`.
+        The messages come in no order.  With a `namespace` ("tenant/namespace") instead of a topic,
+        it consumes all scalable topics of it that have these `properties`, also those created
+        later.  Settings are those of `QueueSettings`; `schema` is as for `producer`.
         """
-        how = QueueSettings(**settings)
-        what = schema_for(schema)
-        who = _source(topic, namespace, subscription, properties)
-        if isinstance(who, _Topic):
+        checked = QueueSettings(**settings)
+        coder = schema_for(schema)
+        source = _source(topic, namespace, subscription, properties)
+        if isinstance(source, _TopicSource):
             return self._opening(
-                _Step.CONSUMERS, lambda: QueueConsumer(self.context, *who, what, how)
+                _CloseStep.CONSUMERS, lambda: QueueConsumer(self.context, *source, coder, checked)
             )
         return self._opening(
-            _Step.CONSUMERS,
+            _CloseStep.CONSUMERS,
             lambda: NamespaceQueueConsumer(
-                self.context, who.namespace, who.subscription, what, how, properties
+                self.context, source.namespace, source.subscription, coder, checked, properties
             ),
         )
 
@@ -305,23 +301,23 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[StreamOptions],
     ) -> Opening[Any]:
-        """Reads its share of a topic's segments, the messages of each key in order.
+        """Open a consumer that reads its share of a topic's segments.
 
-        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
-        have these `properties`, also of those that are made later.  Settings are those of
-        `StreamSettings`; `schema` is as for `producer`.
+        The messages of each key come in order.  With a `namespace` ("tenant/namespace") instead of
+        a topic, it consumes all scalable topics of it that have these `properties`, also those
+        created later.  Settings are those of `StreamSettings`; `schema` is as for `producer`.
         """
-        how = StreamSettings(**settings)
-        what = schema_for(schema)
-        who = _source(topic, namespace, subscription, properties)
-        if isinstance(who, _Topic):
+        checked = StreamSettings(**settings)
+        coder = schema_for(schema)
+        source = _source(topic, namespace, subscription, properties)
+        if isinstance(source, _TopicSource):
             return self._opening(
-                _Step.CONSUMERS, lambda: StreamConsumer(self.context, *who, what, how)
+                _CloseStep.CONSUMERS, lambda: StreamConsumer(self.context, *source, coder, checked)
             )
         return self._opening(
-            _Step.CONSUMERS,
+            _CloseStep.CONSUMERS,
             lambda: NamespaceStreamConsumer(
-                self.context, who.namespace, who.subscription, what, how, properties
+                self.context, source.namespace, source.subscription, coder, checked, properties
             ),
         )
 
@@ -353,10 +349,11 @@ class Client(ClosedAfterwards):
         group: str | None = None,
         **settings: Unpack[CheckpointOptions],
     ) -> Opening[CheckpointConsumer[Any]]:
-        """Reads a topic from a checkpoint on; where it is, the application keeps.
+        """Open a consumer that reads a topic from a checkpoint on.
 
-        With a `group` it reads its share of the segments, else all of them.  Settings are those of
-        `CheckpointSettings`; `schema` is as for `producer`.
+        The application stores its checkpoints.  With a `group` it reads its share of the segments,
+        else all of them.  Settings are those of `CheckpointSettings`; `schema` is as for
+        `producer`.
         """
         _check_topic(topic)
         if not isinstance(start, Checkpoint):
@@ -364,65 +361,65 @@ class Client(ClosedAfterwards):
                 f"The start is {start!r}; give a Checkpoint: Checkpoint.EARLIEST, "
                 "Checkpoint.LATEST, or Checkpoint.from_bytes(...) of what was kept."
             )
-        how = CheckpointSettings(**settings)
-        what = schema_for(schema)
+        checked = CheckpointSettings(**settings)
+        coder = schema_for(schema)
         return self._opening(
-            _Step.CONSUMERS,
-            lambda: CheckpointConsumer(self.context, topic, what, how, start, group),
+            _CloseStep.CONSUMERS,
+            lambda: CheckpointConsumer(self.context, topic, coder, checked, start, group),
         )
 
     def transaction(
         self, *, timeout_s: float = 60.0, key: TransactionKey | None = None
     ) -> Opening[Transaction]:
-        """What is sent and acknowledged in it happens as one, or not at all.
+        """Open a transaction: all that is sent and acknowledged in it takes effect, or nothing.
 
-        `async with` commits it, or aborts it on an error.  The broker aborts it by itself after
-        `timeout_s`.  `key`: under which nobody with an older epoch can have one any more.  Opening
+        `async with` commits it, or aborts it on an error.  The broker aborts it after `timeout_s`.
+        With a transaction `key`, holders of older epochs of that key can no longer commit.  Opening
         it raises `NotSupported` and `NotAllowed` where there are no transactions, and
         `TransactionKeyFenced`.
         """
         return self._opening(
-            _Step.TRANSACTIONS,
+            _CloseStep.TRANSACTIONS,
             lambda: Transaction(self.context, self._transactions(), timeout_s, key),
         )
 
     async def begin_transaction(self, *, timeout_s: float = 60.0) -> TxnId:
-        """A transaction that belongs to nobody: whoever knows its id uses it, and ends it.
+        """Begin a transaction that any process can use and end by its id, which is returned.
 
         For work that one process does and another one decides about (`attach_transaction`,
-        `end_transaction`).  The broker aborts it by itself after `timeout_s`; nothing here does.
-        Raises `NotSupported` and `NotAllowed` where there are no transactions.
+        `end_transaction`).  The broker aborts it after `timeout_s`; the client never does.  Raises
+        `NotSupported` and `NotAllowed` where there are no transactions.
         """
         check_positive("timeout_s", timeout_s)
         self._check_usable()
         return await self._transactions().begin(math.ceil(timeout_s * 1000))
 
     def attach_transaction(self, id: TxnId) -> AttachedTransaction:
-        """Send and acknowledge in a transaction that runs, whoever began it.
+        """Use a running transaction by its id, also one that another process began.
 
-        Nothing is asked for it: whether it is still open shows with what is sent in it.
+        This asks no broker.  Sending in it fails if it is no longer open.
         """
         self._check_usable()
         return AttachedTransaction(self.context, self._transactions(), TxnId(*id))
 
     async def end_transaction(self, id: TxnId, *, commit: bool) -> None:
-        """Commit or abort a transaction by its id, whoever began it; asking again is fine.
+        """Commit or abort a transaction by its id, also one that another process began.
 
-        What other processes have in it must be settled before it is committed.  Raises
-        `InvalidTransactionStatus` if it has the other end, `TransactionNotFound` where its end is
-        forgotten (or it is somebody else's), and `OperationTimedOut` if the broker has not said how
-        it ended: asking again tells.
+        Calling it again is safe.  Other processes must have their receipts and acknowledgements of
+        it before it is committed.  Raises `InvalidTransactionStatus` if it ended the other way,
+        `TransactionNotFound` if the broker no longer knows it or it belongs to another client, and
+        `OperationTimedOut` if the broker did not answer: call it again to learn how it ended.
         """
         self._check_usable()
         await self._transactions().end_for_sure(TxnId(*id), commit=commit)
 
     def transaction_key(self, name: str, *, epoch: int = -1) -> Opening[TransactionKey]:
-        """Open a transaction key (Magnetar's own): whoever had it before is fenced.
+        """Open a transaction key (Magnetar's own), which fences its earlier holder.
 
-        `epoch` is the last one known, -1: none.  Raises `NotSupported` where there are no keys.
+        `epoch` is the last known one, or -1.  Raises `NotSupported` where there are no keys.
         """
         return self._opening(
-            _Step.KEYS,
+            _CloseStep.KEYS,
             lambda: TransactionKey(self.context, self._transactions(), name, epoch),
         )
 
@@ -433,17 +430,17 @@ class Client(ClosedAfterwards):
         no keys.
         """
         return self._opening(
-            _Step.KEYS,
+            _CloseStep.KEYS,
             lambda: TransactionKey(self.context, self._transactions(), name, epoch, attach=True),
         )
 
-    # What it reads by itself
+    # Reads
 
     async def layout(self, topic: str) -> Layout:
         """The segments of a topic now, active and sealed.
 
-        Raises `TopicNotFound`, `NotSupported` where there are no scalable topics, and after the
-        operation timeout why it could not be told.
+        Raises `TopicNotFound`, `NotSupported` where there are no scalable topics, and the last
+        error after the operation timeout.
         """
         _check_topic(topic)
         self._check_usable()
@@ -465,15 +462,16 @@ class Client(ClosedAfterwards):
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
-        """How far a segment may be read from `start` (None: its first entry) on.
+        """Plan a range of a segment to read, from `start` (None: its first entry) on.
 
-        `segment_topic` is `Segment.topic` of a layout.  The range ends at `end`, the horizon, or
-        where a bound is reached, whichever is first, and has one entry at least if there is one.
-        The publish times move its start, to the first entry that was published then or later, and
-        bound its end, before the first such entry.
+        `segment_topic` is `Segment.topic` of a layout.  The range ends at `end`, at the max read
+        position, or where a bound is reached, whichever is first.  It has at least one entry if
+        there is one.  `from_publish_time_ms` moves its start to the first entry published then or
+        later; `before_publish_time_ms` ends it before the first such entry.
 
-        Brokers without segment reads count nothing, heed no budget, and raise `NotSupported` for
-        times.  Raises `TopicNotFound` for a segment that is gone, `InvalidArgument`.
+        Brokers without segment reads count nothing, ignore `max_messages` and `max_bytes`, and the
+        call raises `NotSupported` for times.  Raises `TopicNotFound` for a segment that no longer
+        exists, and `InvalidArgument`.
         """
         _check_topic(segment_topic)
         limits = PlanLimits(max_messages, max_bytes, from_publish_time_ms, before_publish_time_ms)
@@ -488,16 +486,16 @@ class Client(ClosedAfterwards):
         raw: bool = False,
         max_bytes: int = READ_BYTES,
     ) -> AsyncGenerator[list[StoredEntry], None]:
-        """The entries of a segment from `start` up to, and without, `end`, as they are stored.
+        """The stored entries of a segment from `start` up to, and without, `end`.
 
-        In lists of `max_bytes` at most, or of one entry, and not more than the broker's largest
-        message has room for; the next list is on its way when one is handed out.  It ends at `end`,
-        or where nothing may be read any more now.  `raw`: also what may not be read (aborted,
-        beyond the horizon, markers), as each entry's `visibility` says; only where the broker has
-        segment reads.
+        Each list has at most `max_bytes`, or one entry, and at most the size of the broker's
+        largest message; the next list is requested before one is handed out.  The iteration ends at
+        `end`, or where no more can be read now.  `raw` adds entries that consumers do not get
+        (aborted, beyond the max read position, markers), as each entry's `visibility` says; it
+        needs a broker with segment reads.
 
-        Raises, when it is iterated over, `TopicNotFound` for a segment that is gone, and after the
-        operation timeout without an answer why there was none.
+        Iterating raises `TopicNotFound` for a segment that no longer exists, and the last error
+        after the operation timeout without an answer.
         """
         _check_topic(segment_topic)
         check_positive("max_bytes", max_bytes)
@@ -505,7 +503,7 @@ class Client(ClosedAfterwards):
             segment_topic, Position(*start), Position(*end), raw=raw, max_bytes=max_bytes
         )
 
-    # How it is done
+    # Parts
 
     def _segment_reads(self) -> SegmentReads:
         self._check_usable()
@@ -518,7 +516,7 @@ class Client(ClosedAfterwards):
         self._check_open()
 
     def _transactions(self) -> Coordinators:
-        """The coordinators, of which nothing is asked before the first transaction."""
+        """The coordinators, made with the first transaction or key."""
         if self._coordinators is None:
             self._coordinators = Coordinators(self.context)
         return self._coordinators
@@ -531,8 +529,8 @@ class Client(ClosedAfterwards):
         if self._loop is not None:
             check_loop(self._loop)
 
-    def _opening(self, step: _Step, make: Callable[[], O]) -> Opening[O]:
-        """What `make` makes, opened, and closed with this client."""
+    def _opening(self, step: _CloseStep, make: Callable[[], O]) -> Opening[O]:
+        """An opening of the object that `make` makes, which closes with this client."""
         self._check_open()
 
         def made() -> O:
@@ -546,29 +544,29 @@ class Client(ClosedAfterwards):
 
     async def _close(self) -> None:
         late: set[asyncio.Task[None]] = set()
-        for step in _Step:
+        for step in _CloseStep:
             live = list(self._opened[step])
             if live:
                 late |= await self._close_all([each.close() for each in live])
         if self._coordinators is not None:
             late |= await self._close_all([self._coordinators.close()])
         await self.context.pool.close()
-        if late:  # has no connection any more to wait for
+        if late:  # These end soon: they have no connection any more.
             await asyncio.wait(late, timeout=CLOSE_FLUSH_S)
 
     async def _close_all(
         self, closings: Sequence[Coroutine[Any, Any, None]]
     ) -> set[asyncio.Task[None]]:
-        """Close what goes together; returns what takes too long, and is cancelled."""
-        tasks = [self.context.loop.create_task(_quietly(each)) for each in closings]
+        """Run these closings together; cancels and returns those that take too long."""
+        tasks = [self.context.loop.create_task(_ignore_errors(each)) for each in closings]
         _, late = await asyncio.wait(tasks, timeout=self.context.settings.close_timeout_s)
         for task in late:
             task.cancel()
         return late
 
 
-async def _quietly(closing: Coroutine[Any, Any, None]) -> None:
-    """What cannot be said to the broker any more is no matter for who closes."""
+async def _ignore_errors(closing: Coroutine[Any, Any, None]) -> None:
+    """Close, and ignore a broker that cannot be reached any more."""
     try:
         await closing
     except MagnetarError:

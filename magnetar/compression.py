@@ -1,13 +1,7 @@
-"""Compression of payloads, as the wire has it: a batch or a message at once.  Pure.
+"""Compression of payloads in the forms of the wire: LZ4, ZLIB, ZSTD and Snappy.  Pure.
 
-Pure.  Rules:
-
-- The size of what comes out is told by the metadata, not by the compressed bytes: LZ4 is a bare
-  block, Snappy is raw, ZLIB and ZSTD are one stream, that of ZLIB with or without its end.
-- Nothing larger than was announced is unpacked, nor anything of which more than
-  MAX_UNCOMPRESSED_BYTES was announced.  What does not come out at exactly the announced size is
-  damaged (`InvalidMessage`).
-- A library is loaded with the first payload that needs it.
+A payload is compressed at once: a batch, or a message alone.  LZ4 is a bare block, Snappy is raw,
+ZLIB and ZSTD are one stream.  A library is loaded with the first payload that needs it.
 """
 
 import zlib
@@ -23,7 +17,7 @@ _Bytes = bytes | bytearray | memoryview
 
 
 class CompressionType(IntEnum):
-    """How a payload is compressed (numbers are the wire's)."""
+    """How a payload is compressed.  The numbers are those on the wire."""
 
     NONE = 0
     LZ4 = 1
@@ -51,7 +45,7 @@ def _zlib(data: _Bytes) -> bytes:
 
 
 def _un_zlib(data: _Bytes, size: int) -> bytes:
-    # The stock Java client leaves its stream without an end, which stricter decoders refuse.
+    # The Java client leaves its stream without an end, which stricter decoders refuse.
     return zlib.decompressobj().decompress(data, size + 1)
 
 
@@ -80,9 +74,9 @@ def _un_snappy(data: _Bytes, size: int) -> bytes:
 
 
 def _into(unpack: Callable[[_Bytes, bytearray], int], data: _Bytes, size: int) -> bytes:
-    room = bytearray(size)
-    written = unpack(data, room)
-    return bytes(room if written == size else room[:written])
+    unpacked = bytearray(size)
+    written = unpack(data, unpacked)
+    return bytes(unpacked if written == size else unpacked[:written])
 
 
 _COMPRESS: Final[Mapping[CompressionType, Callable[[_Bytes], bytes]]] = MappingProxyType(
@@ -104,7 +98,8 @@ _DECOMPRESS: Final[Mapping[int, Callable[[_Bytes, int], bytes]]] = MappingProxyT
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What unpacking raises for damaged bytes; asked for only when something was raised."""
+    """The errors that unpacking raises for damaged bytes."""
+    # A function, so that the libraries are loaded only when one of them has raised.
     import cramjam
     import lz4.block
 
@@ -112,15 +107,16 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def compress(kind: CompressionType, data: bytes) -> bytes:
-    """The payload as it is sent."""
+    """Compress a payload."""
     pack = _COMPRESS.get(kind)
     return data if pack is None else pack(data)
 
 
 def decompress(kind: int, data: bytes | memoryview, uncompressed_size: int) -> bytes | memoryview:
-    """The payload of which the metadata says `kind` and `uncompressed_size`, in bytes.
+    """Decompress a payload; its metadata has `kind` and `uncompressed_size` (in bytes).
 
-    What is not compressed is handed back as it is.  Raises `InvalidMessage`.
+    A payload of kind NONE is returned as it is.  Raises `InvalidMessage` for an unknown kind, for a
+    size above MAX_UNCOMPRESSED_BYTES, and if the result does not have exactly that size.
     """
     if kind == CompressionType.NONE:
         return data
@@ -132,8 +128,8 @@ def decompress(kind: int, data: bytes | memoryview, uncompressed_size: int) -> b
         )
     if not 0 <= uncompressed_size <= MAX_UNCOMPRESSED_BYTES:
         raise InvalidMessage(
-            f"A message announces {uncompressed_size} bytes and {MAX_UNCOMPRESSED_BYTES} are the "
-            "most that are unpacked; skip it, and look at its producer."
+            f"A message announces {uncompressed_size} bytes and at most {MAX_UNCOMPRESSED_BYTES} "
+            "are unpacked; skip it, and check its producer."
         )
     if not uncompressed_size:
         return b""

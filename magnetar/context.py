@@ -1,9 +1,4 @@
-"""What every part of a client is given.
-
-Rules: all parts of one client share one context; time and luck come from it, so that tests can
-steer both.  Timers are the running loop's (`context.loop.call_later`, `context.loop.time()`), the
-wall clock is `now_ms`.
-"""
+"""`ClientContext`, which all parts of one client share, and checks of the event loop."""
 
 import asyncio
 import random
@@ -22,7 +17,7 @@ __all__ = ["ClientContext", "check_loop", "client_backoff"]
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that runs in this thread, if any does."""
+    """The loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -30,7 +25,8 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def check_loop(own: asyncio.AbstractEventLoop) -> None:
-    """Raises `WrongLoop` unless `own` is the loop that runs: on another one waiting never ends."""
+    """Raises `WrongLoop` unless `own` is the loop that runs."""
+    # On another loop, or without one, waiting would never end.
     if running_loop() is not own:
         raise WrongLoop(
             "This was opened on another event loop than the one that runs here, or none runs here: "
@@ -44,13 +40,16 @@ def _wall_clock_ms() -> int:
 
 
 def client_backoff(rng: random.Random, limit_s: float = RETRY_LIMIT_S) -> Backoff:
-    """Pauses of a new series of attempts; luck takes a part of each away."""
+    """The pauses of a new series of attempts, each shortened by a random part."""
     return Backoff(RETRY_FIRST_S, limit_s, lambda: 1 - RETRY_JITTER * rng.random())
 
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """Of one client."""
+    """The pool, settings, counters, randomness and clocks that all parts of one client share.
+
+    Tests replace `rng` and `wall_clock_ms`.  Timers are those of the loop (`loop.call_later`).
+    """
 
     pool: ConnectionPool
     settings: ClientSettings = field(default_factory=ClientSettings)
@@ -63,7 +62,7 @@ class ClientContext:
         return self.wall_clock_ms()
 
     def backoff(self, limit_s: float = RETRY_LIMIT_S) -> Backoff:
-        """See `client_backoff`; with the context's luck."""
+        """See `client_backoff`; with the context's `rng`."""
         return client_backoff(self.rng, limit_s)
 
     @property

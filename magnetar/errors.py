@@ -1,9 +1,8 @@
-"""What can go wrong for a user of the client.  Pure.
+"""The errors of the client.  Pure.
 
-Rules: every error is a `MagnetarError`.  What a broker refused is a `BrokerError`: one class for
-each `ServerError`, found by `error_of`.  What happened on this side is a `ClientError`.  Each says
-whether the same request may succeed later (`retriable`): the client tries those again by itself
-until its time is up.  Messages are sentences that end with the next step.
+Every error is a `MagnetarError`: a `BrokerError` if a broker refused a request, with one class for
+each `ServerError`, else a `ClientError`.  `retriable` says whether the same request may succeed
+later; the client retries such errors itself until its time is up.
 """
 
 from collections.abc import Mapping
@@ -86,25 +85,25 @@ class PersistenceFailed(BrokerError):
 
 
 class AuthenticationFailed(BrokerError):
-    """The broker does not believe who this client says it is."""
+    """The broker does not accept this client's credentials."""
 
     code = ServerError.AUTHENTICATION_ERROR
 
 
 class TokenNotRenewed(AuthenticationFailed):
-    """Its tokens were good until now; the function that gives them may have a better one later."""
+    """A token failed after earlier ones were accepted; a later one may be better."""
 
     retriable = True
 
 
 class AuthorizationFailed(BrokerError):
-    """This client may not do that."""
+    """This client lacks the permission."""
 
     code = ServerError.AUTHORIZATION_ERROR
 
 
 class ConsumerBusy(BrokerError):
-    """Another consumer has what was asked for, and it is not shared."""
+    """Another consumer holds the subscription or segment, which is not shared."""
 
     code = ServerError.CONSUMER_BUSY
 
@@ -130,7 +129,7 @@ class ChecksumFailed(BrokerError):
 
 
 class UnsupportedVersion(BrokerError):
-    """The broker speaks no version of the protocol that has this."""
+    """The broker's version of the protocol does not have this request."""
 
     code = ServerError.UNSUPPORTED_VERSION_ERROR
 
@@ -155,7 +154,7 @@ class ConsumerNotFound(BrokerError):
 
 
 class TooManyRequests(BrokerError):
-    """The broker has as much to do as it may."""
+    """The broker is at its limit of requests."""
 
     code = ServerError.TOO_MANY_REQUESTS
     retriable = True
@@ -168,19 +167,19 @@ class TopicTerminated(BrokerError):
 
 
 class ProducerBusy(BrokerError):
-    """Another producer has this name, or the topic for itself."""
+    """Another producer has this name, or exclusive access to the topic."""
 
     code = ServerError.PRODUCER_BUSY
 
 
 class InvalidTopicName(BrokerError):
-    """The broker takes no topic of that name."""
+    """The broker does not accept this name of a topic."""
 
     code = ServerError.INVALID_TOPIC_NAME
 
 
 class IncompatibleSchema(BrokerError):
-    """The topic has a schema that this one does not go with."""
+    """The schema is incompatible with that of the topic."""
 
     code = ServerError.INCOMPATIBLE_SCHEMA
 
@@ -192,58 +191,58 @@ class ConsumerAssignFailed(BrokerError):
 
 
 class CoordinatorNotFound(BrokerError):
-    """The broker that was asked does not lead this transaction coordinator now."""
+    """The broker does not lead this transaction coordinator now."""
 
     code = ServerError.TRANSACTION_COORDINATOR_NOT_FOUND
     retriable = True
 
 
 class InvalidTransactionStatus(BrokerError):
-    """The transaction has ended, or ended otherwise."""
+    """The transaction has ended, or has ended the other way."""
 
     code = ServerError.INVALID_TXN_STATUS
 
 
 class ExpiredTransaction(InvalidTransactionStatus):
-    """The transaction was aborted because its key was opened anew, by somebody else."""
+    """The transaction was aborted because another process opened its transaction key."""
 
 
 class NotAllowed(BrokerError):
-    """The broker does not allow this, whoever asks."""
+    """The broker does not allow this to any client."""
 
     code = ServerError.NOT_ALLOWED_ERROR
 
 
 class TransactionConflict(BrokerError):
-    """Another transaction, or this one, acknowledged the message before."""
+    """Another transaction, or this one, has acknowledged the message already."""
 
     code = ServerError.TRANSACTION_CONFLICT
 
 
 class TransactionNotFound(BrokerError):
-    """There is no such transaction, or it is somebody else's."""
+    """There is no such transaction, or it belongs to another client."""
 
     code = ServerError.TRANSACTION_NOT_FOUND
 
 
 class ProducerFenced(BrokerError):
-    """Another producer took the topic for itself."""
+    """Another producer has taken exclusive access to the topic."""
 
     code = ServerError.PRODUCER_FENCED
 
 
 class ClientError(MagnetarError):
-    """Something happened on this side."""
+    """An error that the client found itself; the broker did not report it."""
 
     retriable: ClassVar[bool] = False
 
 
 class InvalidArgument(ClientError, ValueError):
-    """What was given cannot be; nothing was sent."""
+    """An argument is invalid; nothing was sent."""
 
 
 class WrongLoop(ClientError, RuntimeError):
-    """What belongs to one event loop was used on another, or in a thread without one."""
+    """An object of one event loop was used on another loop, or in a thread without one."""
 
 
 class ConnectionLost(ClientError, ConnectionError):
@@ -253,7 +252,7 @@ class ConnectionLost(ClientError, ConnectionError):
 
 
 class OperationTimedOut(ClientError, TimeoutError):
-    """No answer came in time.  What was asked for may still happen."""
+    """No answer came in time.  The request may still take effect."""
 
     retriable = True
 
@@ -263,11 +262,11 @@ class AlreadyClosed(ClientError):
 
 
 class NotSupported(ClientError):
-    """The broker does not offer this."""
+    """The broker does not have this feature."""
 
 
 class MessageTooLarge(ClientError):
-    """The message is larger than the broker takes."""
+    """The message is larger than the broker allows."""
 
 
 class InvalidMessage(ClientError):
@@ -275,7 +274,7 @@ class InvalidMessage(ClientError):
 
 
 class ProducerQueueFull(ClientError):
-    """As many messages wait for their receipt as may: await `room()`."""
+    """Too many messages wait for their receipts: await `room()`."""
 
 
 class TransactionTimedOut(ClientError):
@@ -283,11 +282,11 @@ class TransactionTimedOut(ClientError):
 
 
 class TransactionFailed(ClientError):
-    """Something sent or acknowledged in the transaction failed, so it was aborted."""
+    """A message or an acknowledgement in the transaction failed, so it was aborted."""
 
 
 class TransactionKeyFenced(ClientError):
-    """Somebody else has opened the transaction key since: this holder is shut out for good."""
+    """Another process has opened the transaction key since; this holder is fenced for good."""
 
 
 _CLASSES: Final[tuple[type[BrokerError], ...]] = (
@@ -323,5 +322,5 @@ _BY_CODE: Final[Mapping[int, type[BrokerError]]] = MappingProxyType(
 
 
 def error_of(code: int, message: str) -> BrokerError:
-    """The error that stands for an answer's code; codes of later brokers are `BrokerFailed`."""
+    """The error for the code of an answer; `BrokerFailed` for a code of a later broker."""
     return _BY_CODE.get(code, BrokerFailed)(message)

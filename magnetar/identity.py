@@ -1,8 +1,4 @@
-"""The numbers by which a broker knows what this client has there.  Pure.
-
-Rules: each kind counts from 1; no number is used twice in the life of a client, so a late answer
-never meets the wrong one, and something keeps its number when it moves to another connection.
-"""
+"""The ids of a client's producers, consumers, sessions and requests.  Pure."""
 
 from itertools import count
 
@@ -12,7 +8,11 @@ __all__ = ["Identities"]
 
 
 class Identities:
-    """Counters of one client."""
+    """Counts the ids of one client, each kind from 1 on.
+
+    No id is used twice.  So a late answer never reaches the wrong receiver, and a producer or
+    consumer keeps its id on another connection.
+    """
 
     __slots__ = ("_consumers", "_producers", "_requests", "_sessions")
 
@@ -23,17 +23,17 @@ class Identities:
         self._requests = count(1)
 
     def producer_id(self) -> ProducerId:
-        """Of a PRODUCER."""
+        """The next id for a PRODUCER."""
         return ProducerId(next(self._producers))
 
     def consumer_id(self) -> ConsumerId:
-        """Of a SUBSCRIBE, or of a SCALABLE_TOPIC_SUBSCRIBE: both are of one kind."""
+        """The next id for a SUBSCRIBE or a SCALABLE_TOPIC_SUBSCRIBE, which share one counter."""
         return ConsumerId(next(self._consumers))
 
     def session_id(self) -> int:
-        """Of a watch: of a layout, a namespace, the transaction coordinators."""
+        """The next id for a watch of a layout, a namespace or the transaction coordinators."""
         return next(self._sessions)
 
     def request_id(self) -> RequestId:
-        """Of what is answered; a connection gives it to what it is asked to request."""
+        """The next id for a request; `Connection.request` sets it."""
         return RequestId(next(self._requests))

@@ -1,20 +1,4 @@
-"""What a client knows of a topic's DAG, and the segment that a key belongs to.  Pure.
-
-Pure.  Rules:
-
-- A layout is what a broker tells at once: every segment not yet pruned, active and sealed.  It
-  never changes; a newer one has a higher epoch.
-- The ranges of the active segments cover the key space, each hash once, so that every key has a
-  segment.  A layout in which they do not is refused (`BrokerFailed`): the broker is asked again.
-- A layout of a lower epoch than the last is ignored (`may_follow`); epochs begin anew with a topic.
-- A topic that was deleted and made anew counts segments from 0 again: what a segment is says not
-  its id alone, but its name and when it was made, too (`Segment.identity`, `Layout.is_anew_after`).
-- A key belongs to the segment whose range holds the high half of its hash.  Where all active
-  segments are partitions of a regular topic (`legacy`), its hash modulo their number chooses, as it
-  always did for partitions.
-- The low half of the hash of a message's ordering key, else of its key, else 0, chooses the entry
-  bucket inside a segment.
-"""
+"""The layout of a topic as a client sees it, and the segment of each key.  Pure."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -35,9 +19,9 @@ _NON_NEGATIVE: Final = 0x7FFFFFFF
 class Segment:
     """One segment: the hashes `hash_start` to `hash_end`, both included.
 
-    `topic` is the name to attach to: the segment's own, or that of the regular topic or partition
-    which it stands for (`legacy`).  `bucket_splits` are the first hashes of its entry buckets but
-    the first; none: one bucket.
+    `topic` is the name for PRODUCER and SUBSCRIBE: the segment's own, or that of the regular topic
+    or partition for which it stands (`legacy`).  `bucket_splits` are the first hashes of its entry
+    buckets, without that of the first; an empty tuple means one bucket.
     """
 
     segment_id: int
@@ -53,7 +37,8 @@ class Segment:
 
     @property
     def identity(self) -> tuple[int, str, int]:
-        """What no other segment has; of a partition its name says all."""
+        """The identity of the segment: no other segment has the same."""
+        # A topic that was deleted and created again counts its ids from 0 again.
         return self.segment_id, self.topic, 0 if self.legacy else self.created_at_ms
 
     def of_bucket(self, bucket_hash: int) -> int:
@@ -68,9 +53,10 @@ class Segment:
 
 
 class Layout:
-    """A layout of one topic; never changes.
+    """One version of a topic's layout, immutable: all segments not yet pruned, active and sealed.
 
-    Raises `BrokerFailed` if a key would have no segment, or two.
+    A newer layout has a higher epoch.  Raises `BrokerFailed` if the ranges of the active segments
+    do not cover the key space, each hash once.
     """
 
     __slots__ = ("_partitions", "_starts", "active", "epoch", "sealed", "segments")
@@ -86,9 +72,9 @@ class Layout:
         self.active: Final = tuple(
             sorted((s for s in every if s.active), key=lambda segment: segment.hash_start)
         )
-        """Those that take messages, in order of hashes."""
+        """The segments that take messages, in order of hashes."""
         self.sealed: Final = tuple(by_id[i] for i in sorted(by_id) if not by_id[i].active)
-        """Those that are only read, in order of ids."""
+        """The segments that are only read, in order of ids."""
         self._starts = tuple(segment.hash_start for segment in self.active)
         self._partitions: tuple[Segment, ...] = ()
         if not self.active:
@@ -112,25 +98,24 @@ class Layout:
         return f"Layout(epoch={self.epoch}, active={active}, of={len(self.segments)})"
 
     def may_follow(self, last: "Layout") -> bool:
-        """Whether it is told after `last`, not before.
-
-        A lower epoch is that of a broker which has yet to hear of the last change, unless every
-        segment is newer than all that were known: then the topic was deleted and made anew.  A
-        higher epoch is of before that, if every segment is older than all that are known.
-        """
+        """Whether this layout is newer than `last`, or the same."""
         if self.epoch >= last.epoch:
+            # Epochs begin anew with a topic: if every segment is older than those of `last`, this
+            # is the layout of a topic that was deleted since.
             return not (last._is_newer(self) and min(last.segments) <= min(self.segments))
+        # A broker that does not know the last change yet still has the lower epoch.  If every
+        # segment is newer than those of `last`, the topic was deleted and created again.
         return self._is_newer(last)
 
     def is_anew_after(self, last: "Layout") -> bool:
-        """Whether it is of a topic that was deleted and made anew after `last`."""
+        """Whether the topic was deleted and created again between `last` and this layout."""
         return self.epoch < last.epoch or any(
             segment.identity != last.segments.get(segment_id, segment).identity
             for segment_id, segment in self.segments.items()
         )
 
     def _is_newer(self, other: "Layout") -> bool:
-        """Whether each segment of it was made after all of the other."""
+        """Whether each of its segments was created after all segments of `other`."""
         known = max(segment.created_at_ms for segment in other.segments.values())
         return all(segment.created_at_ms > known for segment in self.segments.values())
 
@@ -139,51 +124,54 @@ class Layout:
         active = self.active
         if len(active) == 1:
             return active[0]
-        if self._partitions:
+        if self._partitions:  # Partitions of a regular topic keep the rule of partitions.
             return self._partitions[(key_hash(key) & _NON_NEGATIVE) % len(active)]
         return active[bisect_right(self._starts, key_hash(key) >> 16) - 1]
 
 
 def bucket_hash_of(sticky_key: bytes | None) -> int:
-    """The hash that chooses an entry bucket, of an ordering key, else a key; 0 without both."""
+    """The low half of the key's hash, which chooses an entry bucket; 0 without a key.
+
+    `sticky_key` is the ordering key of a message, else its key.
+    """
     return 0 if sticky_key is None else key_hash(sticky_key) & LAST_HASH
 
 
 def layout_of(dag: pb.ScalableTopicDAG, topic: str) -> Layout:
-    """The layout that a broker told of the topic `topic` (a `topic://` name).
+    """The layout in a broker's answer on the topic `topic` (a `topic://` name).
 
-    Raises `BrokerFailed` if it cannot be one, and `InvalidTopicName` for a name that is none.
+    Raises `BrokerFailed` for an invalid layout, and `InvalidTopicName`.
     """
     parent = parse_topic_name(topic)
     segments: list[Segment] = []
-    for told in dag.segments:
-        start, end = told.hash_start, told.hash_end
+    for info in dag.segments:
+        start, end = info.hash_start, info.hash_end
         if not start <= end <= LAST_HASH:
-            raise _broken(dag.epoch, f"segment {told.segment_id} of hashes {start} to {end}")
-        legacy = told.legacy_topic_name
-        name = legacy or str(SegmentName(parent, start, end, told.segment_id))
+            raise _broken(dag.epoch, f"segment {info.segment_id} of hashes {start} to {end}")
+        legacy = info.legacy_topic_name
+        name = legacy or str(SegmentName(parent, start, end, info.segment_id))
         segments.append(
             Segment(
-                segment_id=told.segment_id,
+                segment_id=info.segment_id,
                 hash_start=start,
                 hash_end=end,
-                active=told.state == pb.ACTIVE,
-                parent_ids=tuple(told.parent_ids),
-                child_ids=tuple(told.child_ids),
+                active=info.state == pb.ACTIVE,
+                parent_ids=tuple(info.parent_ids),
+                child_ids=tuple(info.child_ids),
                 topic=name,
                 legacy=bool(legacy),
-                bucket_splits=_splits(dag.epoch, told),
-                created_at_ms=told.created_at_ms,
+                bucket_splits=_splits(dag.epoch, info),
+                created_at_ms=info.created_at_ms,
             )
         )
     return Layout(dag.epoch, segments)
 
 
-def _splits(epoch: int, told: pb.SegmentInfoProto) -> tuple[int, ...]:
-    splits = tuple(told.entry_bucket_splits)
+def _splits(epoch: int, info: pb.SegmentInfoProto) -> tuple[int, ...]:
+    splits = tuple(info.entry_bucket_splits)
     before = (0, *splits)
     if any(not low < high <= LAST_HASH for low, high in zip(before, splits, strict=False)):
-        raise _broken(epoch, f"segment {told.segment_id} with entry buckets out of order")
+        raise _broken(epoch, f"segment {info.segment_id} with entry buckets out of order")
     return splits
 
 
@@ -199,8 +187,8 @@ def _check_cover(epoch: int, active: tuple[Segment, ...]) -> None:
         raise _broken(epoch, f"a hole at hash {expected}")
 
 
-def _broken(epoch: int, what: str) -> BrokerFailed:
+def _broken(epoch: int, defect: str) -> BrokerFailed:
     return BrokerFailed(
-        f"The broker told a layout of epoch {epoch} with {what}; it is asked again, "
-        "and if that goes on, look at the topic's record at the broker."
+        f"The broker sent a layout of epoch {epoch} with {defect}; it is asked again. "
+        "If this goes on, check the topic's record at the broker."
     )

@@ -1,18 +1,4 @@
-"""Follows the layout of a topic, over reconnects, for as long as somebody needs it.
-
-Rules:
-
-- Any broker is asked who serves the topic (LOOKUP), and that one is asked for the layout
-  (SCALABLE_TOPIC_LOOKUP).  It answers, and tells every later one the same way, in one session.
-- The session keeps its number over reconnects; between them there are pauses, each longer.
-- A layout that may not follow the last one is ignored (`Layout.may_follow`).  Listeners are told of
-  what differs from what they know, in the turn in which it arrives.
-- An error, once there is a layout, is not the end: it is asked again after a pause.  What says that
-  there is nothing to ask for (the topic was deleted) ends the watch when it was said often enough
-  (`Refusals`), and whoever listens is told.
-- Only the first answer may create the topic; a reconnect never brings a deleted one back.
-- A broker without scalable topics raises `NotSupported`.
-"""
+"""`LayoutWatch`, which follows the layout of a topic over reconnects."""
 
 import asyncio
 from collections.abc import Callable
@@ -43,17 +29,25 @@ FailureListener = Callable[[MagnetarError], None]
 
 
 class LayoutWatch(Attachment):
-    """Follows the layout of one scalable topic, over reconnects."""
+    """Follows the layout of one scalable topic, over reconnects.
+
+    A lookup finds the broker that serves the topic.  SCALABLE_TOPIC_LOOKUP opens a session there,
+    in which the broker sends the layout and each later one.  Listeners are called with each layout
+    that differs from the last, as it arrives.
+
+    Once there is a layout, an error is retried after a pause.  If brokers say often enough that the
+    topic does not exist (`Refusals`), the watch ends, and the failure listeners are called.
+    """
 
     def __init__(self, context: ClientContext, topic: str, create_if_missing: bool = True) -> None:
-        """Of `topic`, as the user named it.  Raises `InvalidTopicName`."""
+        """`topic` is the name as the user gave it.  Raises `InvalidTopicName`."""
         super().__init__(context)
         parse_topic_name(topic)
         self._asked: Final = topic
         self._session_id: Final = context.ids.session_id()
         self._create_if_missing = create_if_missing
         self._first: asyncio.Future[None] | None = None
-        """Of what is being attached: resolved by the first answer."""
+        """The first answer of the session that is being opened."""
         self._layout: Layout | None = None
         self._topic = topic
         self._controller_url: str | None = None
@@ -75,32 +69,35 @@ class LayoutWatch(Attachment):
 
     @property
     def controller_url(self) -> str | None:
-        """The broker that leads the topic's ordered consumers; None: any broker may be asked."""
+        """The URL of the broker with the topic's controller; None if any broker may be asked."""
         return self._controller_url
 
     def on_change(self, listener: LayoutListener) -> Callable[[], None]:
-        """Tell of every layout from now on; the call that ends it."""
+        """Call `listener` with every new layout; returns the function that ends this."""
         return _listen(self._listeners, listener)
 
     def on_failure(self, listener: FailureListener) -> Callable[[], None]:
-        """Tell why the watch has ended by itself, should it; the call that ends it."""
+        """Call `listener` with the error if the watch fails; returns as `on_change`."""
         return _listen(self._failure_listeners, listener)
 
     # Attachment
 
     def describe(self) -> str:
-        """What it is."""
+        """Its name in errors."""
         return f"The layout of {self._asked}"
 
     async def find(self) -> Connection:
-        """The broker that serves the topic."""
+        """A connection to the broker that serves the topic."""
         try:
             return await self.context.pool.of_topic(self._asked)
         except BrokerError as error:
             raise self._refusals.judge(error) from error
 
     async def attach(self, connection: Connection) -> None:
-        """Open the session; until its first answer."""
+        """Open the session and wait for its first answer.
+
+        Raises `NotSupported` if the broker has no scalable topics, and `OperationTimedOut`.
+        """
         if not connection.features.supports_scalable_topics:
             raise NotSupported(
                 f"The broker at {connection.address} has no scalable topics; switch them on there "
@@ -115,8 +112,8 @@ class LayoutWatch(Attachment):
                 await first
         except TimeoutError:
             raise OperationTimedOut(
-                f"The broker has not told the layout of {self._asked} within {timeout_s:g} s; look "
-                "whether it is overloaded, or allow more by operation_timeout_s."
+                f"The broker did not send the layout of {self._asked} within {timeout_s:g} s; "
+                "check whether it is overloaded, or raise operation_timeout_s."
             ) from None
         except BrokerError as error:
             raise self._refusals.judge(error) from error
@@ -124,21 +121,21 @@ class LayoutWatch(Attachment):
             self._first = None
 
     async def leave(self, connection: Connection) -> None:
-        """End the session; the broker does not answer that."""
+        """Close the session; the broker does not answer that."""
         close = pb.CommandScalableTopicClose(session_id=self._session_id)
         connection.send(
             pb.BaseCommand(type=pb.BaseCommand.SCALABLE_TOPIC_CLOSE, scalable_topic_close=close)
         )
 
     def failed(self, error: MagnetarError) -> None:
-        """The watch has ended by itself."""
+        """Call the failure listeners."""
         for listener in list(self._failure_listeners.values()):
             listener(error)
 
     # Handler
 
     def received(self, frame: Frame) -> None:
-        """A layout, or why there is none."""
+        """Take a layout, or an error in its place."""
         refusal = error_in(frame.command)
         if refusal is None:
             try:
@@ -147,7 +144,7 @@ class LayoutWatch(Attachment):
                 refusal = broken
         first = self._first
         if first is None or first.done():
-            # `attach` may not have gone on yet since the first answer: this undoes it.
+            # `attach` may not have resumed since the first answer; `again` works then too.
             if refusal is not None:
                 self.again(self._refusals.judge(refusal))
         elif refusal is not None:
@@ -157,7 +154,7 @@ class LayoutWatch(Attachment):
             first.set_result(None)
 
     def connection_lost(self, error: ConnectionLost) -> None:
-        """The session is gone with it."""
+        """Lose the session, and fail the first answer if it has not come."""
         super().connection_lost(error)
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
@@ -183,6 +180,7 @@ class LayoutWatch(Attachment):
             scalable_topic_lookup=pb.CommandScalableTopicLookup(
                 session_id=self._session_id,
                 topic=self._asked,
+                # A reconnect must not create a topic again that was deleted.
                 create_if_missing=self._create_if_missing and not self._refusals.granted_before,
             ),
         )
@@ -191,7 +189,8 @@ class LayoutWatch(Attachment):
         pool, url = self.context.pool, dag.controller_broker_url
         if not pool.tls:
             return url or None
-        # 5.0.0-M1 tells none by TLS: without one it is asked who serves the topic, mostly the same.
+        # 5.0.0-M1 sends no TLS URL.  Without one a lookup finds the broker that serves the topic,
+        # which mostly is the same.
         return dag.controller_broker_url_tls or pool.tls_url_of(url)
 
 

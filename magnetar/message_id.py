@@ -1,16 +1,4 @@
-"""Where a message lies, and how far a consumer had come with it.  Pure.
-
-Pure.  Rules:
-
-- `EntryId` is the id inside one segment: an entry, and the index in its batch.  Its bytes are those
-  of the Java client's v4 ids: a `MessageIdData` with `batch_size` 0 where there is no batch.
-- `MessageId` adds the segment and, for ordered consumers, the position vector: the last message
-  that had been handed out of each segment when this one was.  Acknowledging up to it acknowledges
-  every entry of the vector.
-- Bytes of the Java client (v5) are read, and what is written is read by it: big-endian; segment,
-  length and id; number of segments, each with its id; topic (-1: none); number of other topics
-  (-1: none), each with its vector.  Bytes that end early after the first id lack the rest.
-"""
+"""Ids of messages, with the position vectors of ordered consumers, and their bytes.  Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +20,7 @@ __all__ = [
     "MessageId",
     "PositionReader",
     "Positions",
-    "place_of",
+    "sort_key",
     "vector_to_bytes",
 ]
 
@@ -42,9 +30,10 @@ _SEGMENT_AND_SIZE: Final = Struct(">qi")
 
 
 class EntryId(NamedTuple):
-    """The place of a message in its segment; ids of one segment compare in its order.
+    """The id of a message inside its segment: the entry, and the index in its batch.
 
-    Of a chunked message it is the entry of the last chunk, and `first_chunk` that of the first.
+    Ids of one segment compare in the order of the segment.  The id of a chunked message is the
+    entry of its last chunk; `first_chunk` is that of the first.
     """
 
     ledger_id: int
@@ -56,16 +45,16 @@ class EntryId(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """The entry."""
+        """The ids of the ledger and the entry."""
         return self.ledger_id, self.entry_id
 
     def __str__(self) -> str:
-        """As the Java client prints it."""
+        """The text that the Java client prints."""
         index = f":{self.batch_index}" if self.batch_index >= 0 else ""
         return f"{self.ledger_id}:{self.entry_id}:{self.partition}{index}"
 
     def to_wire(self) -> pb.MessageIdData:
-        """As it is in commands and in bytes."""
+        """The id in the form of commands and bytes; `batch_size` is 0 without a batch."""
         data = pb.MessageIdData(
             ledger_id=to_wire(self.ledger_id),
             entry_id=to_wire(self.entry_id),
@@ -84,7 +73,7 @@ class EntryId(NamedTuple):
 
     @classmethod
     def from_wire(cls, data: pb.MessageIdData) -> "EntryId":
-        """The id that a peer named."""
+        """The id in a peer's command."""
         first: tuple[int, int] | None = None
         if data.HasField("first_chunk_message_id"):
             chunk = data.first_chunk_message_id
@@ -104,19 +93,17 @@ class EntryId(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "EntryId":
-        """The id of which these are the bytes.  Raises `InvalidArgument`."""
+        """The id with these bytes.  Raises `InvalidArgument`."""
         try:
             return cls.from_wire(pb.MessageIdData.FromString(data))
         except DecodeError as error:
             raise _not_an_id(f"the id inside cannot be read ({error})") from error
 
 
-def place_of(message_id: EntryId) -> tuple[int, int, int]:
-    """What orders ids of one segment: a whole entry is behind each message of it.
-
-    An id that a send gave lacks the size of its batch (0): it is not taken for the last one.
-    """
+def sort_key(message_id: EntryId) -> tuple[int, int, int]:
+    """The sort key of ids of one segment; a whole entry comes after each message of it."""
     index, size = message_id.batch_index, message_id.batch_size
+    # An id without the size of its batch (0) is not taken for the last of the batch.
     whole = index < 0 or 0 < size <= index + 1
     return message_id.ledger_id, message_id.entry_id, MAX_BATCH_SIZE if whole else index
 
@@ -134,12 +121,13 @@ _NO_TOPICS: Final[Mapping[str, Positions]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """Where a message is.  Equal if segment and entry are; `str()` is for logs."""
+    """The id of a message.  Two ids are equal if segment and entry are; `str()` is for logs."""
 
     entry: EntryId
     segment_id: int
     positions: Positions = field(default_factory=lambda: _NO_POSITIONS, compare=False)
-    """The position vector; empty where nothing is acknowledged by it."""
+    """The position vector of an ordered consumer, else empty: the last message of each segment that
+    was handed out before this one.  Acknowledging up to this id acknowledges all of them."""
     topic: str | None = field(default=None, compare=False)
     """The topic, for consumers of several."""
     positions_of_topics: Mapping[str, Positions] = field(
@@ -151,7 +139,11 @@ class MessageId:
         return f"{self.segment_id}:{self.entry}"
 
     def to_bytes(self) -> bytes:
-        """The bytes of the Java client's v5 `MessageId`."""
+        """The bytes, as those of the Java client's v5 `MessageId`.
+
+        Big-endian: segment, length and id; number of segments, then each with its id; topic (-1:
+        none); number of other topics (-1: none), then each with its vector.
+        """
         parts = [_I64.pack(self.segment_id), *_sized(self.entry.to_bytes())]
         parts += _vector(self.positions)
         if self.topic is None:
@@ -169,7 +161,7 @@ class MessageId:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "MessageId":
-        """The id of which these are the bytes.  Raises `InvalidArgument`."""
+        """The id with these bytes, which may end after the first id.  Raises `InvalidArgument`."""
         reader = PositionReader(data)
         segment_id = reader.number()
         entry = EntryId.from_bytes(reader.sized())
@@ -183,7 +175,7 @@ class MessageId:
 
 
 class PositionReader:
-    """Reads ids and checkpoints; raises `InvalidArgument` for what is neither."""
+    """Reads the bytes of ids and checkpoints; raises `InvalidArgument` for other bytes."""
 
     __slots__ = ("_at", "_data")
 
@@ -237,7 +229,7 @@ class PositionReader:
         return found
 
     def topics(self, count: int) -> dict[str, Positions]:
-        """So many position vectors, each after the name of its topic."""
+        """The next `count` position vectors, each after the name of its topic."""
         found: dict[str, Positions] = {}
         for _ in range(self._plausible(count)):
             topic = self.topic_name()
@@ -245,7 +237,7 @@ class PositionReader:
         return found
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """Check that no bytes are left.  Raises `InvalidArgument`."""
         if self.has_more:
             raise _not_an_id(f"{len(self._data) - self._at} bytes are left over")
 
@@ -263,7 +255,7 @@ class PositionReader:
 
 
 def vector_to_bytes(positions: Positions) -> bytes:
-    """A position vector as it is in ids and checkpoints: its number, then each segment."""
+    """The bytes of a position vector in ids and checkpoints: its length, then each segment."""
     return b"".join(_vector(positions))
 
 

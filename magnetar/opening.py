@@ -1,11 +1,7 @@
-"""`Opening[T]`: something that is being opened, to be awaited or entered.
+"""`Opening[T]`: an object that opens when it is awaited or entered.
 
-    client = await magnetar.connect(url)             # to be closed by `await client.close()`
-    async with magnetar.connect(url) as client: ...  # closes it
-
-Rules: nothing happens before it is awaited or entered; it can be used once; an opening that fails
-or is cancelled has closed what it had begun when it returns; leaving the block is the business of
-what was opened (`__aexit__`), so a transaction commits or aborts there.
+client = await magnetar.connect(url)             # to be closed by `await client.close()`
+async with magnetar.connect(url) as client: ...  # closes it
 """
 
 import asyncio
@@ -22,7 +18,7 @@ R = TypeVar("R")
 
 
 class Openable(Protocol):
-    """What can be opened."""
+    """An object that can be opened and closed."""
 
     async def open(self) -> None:
         """Make it usable, or raise; called once."""
@@ -31,7 +27,7 @@ class Openable(Protocol):
         """End it, whatever state it is in; bounded in time; may be called again."""
 
     async def __aenter__(self) -> Self:
-        """Gives itself."""
+        """Return itself."""
         ...
 
     async def __aexit__(
@@ -40,15 +36,15 @@ class Openable(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What the end of an `async with` block does."""
+        """End the `async with` block: close it, and commit or abort if it is a transaction."""
 
 
 class ClosedAfterwards(ABC):
-    """What `async with` gives as it is, and closes."""
+    """An object that `async with` returns as it is, and closes at the end of the block."""
 
     @abstractmethod
     async def close(self) -> None:
-        """As of `Openable`."""
+        """See `Openable.close`."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,13 +62,13 @@ T = TypeVar("T", bound=Openable)
 
 
 async def finished(task: asyncio.Task[R]) -> R:
-    """What it gives in the end, or raises; it goes on if the caller is cancelled."""
+    """Wait for the result of a task, which goes on if the caller is cancelled."""
     await asyncio.wait((task,))
     return task.result()
 
 
 def resolve(outcome: asyncio.Future[None] | None, error: MagnetarError | None) -> None:
-    """Say how something ended, if somebody waits for that and was not told before."""
+    """Set the result or the error of a future, unless it is None or done."""
     if outcome is None or outcome.done():
         return
     if error is None:
@@ -82,9 +78,9 @@ def resolve(outcome: asyncio.Future[None] | None, error: MagnetarError | None) -
 
 
 async def completed(work: Coroutine[None, None, R]) -> R:
-    """What `work` gives, which goes on to its end even if the caller is cancelled meanwhile.
+    """Run `work` to its end and return its result, even if the caller is cancelled meanwhile.
 
-    The caller's cancellation is raised then.  So `work` must be bounded in time.
+    A cancellation is raised after that.  So `work` must be bounded in time.
     """
     task = asyncio.ensure_future(work)
     cancellation: asyncio.CancelledError | None = None
@@ -95,22 +91,26 @@ async def completed(work: Coroutine[None, None, R]) -> R:
             cancellation = error
     if cancellation is not None:
         if not task.cancelled():
-            task.exception()  # seen: what is raised is the cancellation
+            task.exception()  # Retrieved, so that asyncio does not report it.
         raise cancellation
     return task.result()
 
 
 class Opening(Generic[T]):
-    """Something that is opened when it is awaited, or entered by `async with`."""
+    """An object that is opened when this is awaited, or entered by `async with`.
+
+    It can be used once, and does nothing before.  If opening fails or is cancelled, the object is
+    closed.  The end of a block is left to the object's `__aexit__`.
+    """
 
     __slots__ = ("_make", "_opened")
 
     def __init__(self, make: Callable[[], T]) -> None:
-        """`make` builds what is then opened; it is called when the opening begins."""
+        """`make` makes the object that is then opened; it is called when the opening begins."""
         self._make: Callable[[], T] | None = make
         self._opened: T | None = None
 
-    if not TYPE_CHECKING:  # for who runs no type checker; those that do are told by it
+    if not TYPE_CHECKING:  # For users without a type checker, which would report these mistakes.
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(

@@ -1,4 +1,7 @@
-"""Settings as keyword arguments, for factories; a test holds them equal to the settings' fields."""
+"""`ProducerOptions`, the settings of a producer as keyword arguments.
+
+A test compares them with the fields of `ProducerSettings`.
+"""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -10,7 +13,7 @@ __all__ = ["ProducerOptions"]
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The fields of `ProducerSettings`, to be given by name."""
+    """The fields of `ProducerSettings` as keyword arguments."""
 
     name: str | None
     access_mode: AccessMode | AccessModeName

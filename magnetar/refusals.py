@@ -1,9 +1,4 @@
-"""When a broker refuses what it had granted before.  Pure.
-
-Pure.  Rules: before the first success a refusal is what it is.  Afterwards one that would be for
-good may still be that of a broker which has yet to hear of something, so it is worth another try,
-for so many times in a row; the one after that is believed.
-"""
+"""`Refusals`, which decides whether to retry when a broker refuses an attachment.  Pure."""
 
 from magnetar.bounds import REFUSALS_IN_A_ROW
 from magnetar.errors import BrokerError, ServiceNotReady
@@ -12,7 +7,12 @@ __all__ = ["Refusals"]
 
 
 class Refusals:
-    """Of one thing that is attached again and again."""
+    """The refusals of one attachment, in a row.
+
+    Before the first success every error stands as it is.  After it, an error that is not retriable
+    may come from a broker that does not know the latest state yet, so it is retried up to
+    REFUSALS_IN_A_ROW times; the next one stands.
+    """
 
     __slots__ = ("_granted", "_in_a_row")
 
@@ -22,16 +22,16 @@ class Refusals:
 
     @property
     def granted_before(self) -> bool:
-        """Whether there was a success."""
+        """Whether an attempt has succeeded."""
         return self._granted
 
     def granted(self) -> None:
-        """A success."""
+        """Note a success."""
         self._granted = True
         self._in_a_row = 0
 
     def judge(self, error: BrokerError) -> BrokerError:
-        """The error to raise for a refusal: one that can be tried again, unless it is for good."""
+        """The error to raise for a refusal: itself, or a retriable one in its place."""
         if error.retriable or not self._granted:
             return error
         self._in_a_row += 1

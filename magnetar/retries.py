@@ -1,8 +1,4 @@
-"""Asks again what may succeed later, until its time is up.
-
-Rules: only errors that say so (`retriable`) are tried again, after pauses that grow; what is raised
-in the end is the last error, or `OperationTimedOut` if there was none.
-"""
+"""`retried`, which repeats a request until it succeeds or its time is up."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,10 +21,12 @@ async def retried(
     timeout_s: float | None = None,
     hopeless: Callable[[MagnetarError], bool] = lambda error: not is_retriable(error),
 ) -> R:
-    """What `ask` gives at last; `what` it is, as the beginning of a sentence.
+    """Call `ask` until it succeeds, after pauses that grow; returns its result.
 
-    `timeout_s` is the client's operation timeout unless given; `hopeless` errors are raised at
-    once.
+    `what` names the request, as the beginning of a sentence.  `timeout_s` is the client's operation
+    timeout unless given.  Errors for which `hopeless` is true, by default those that are not
+    retriable, are raised at once.  After the timeout it raises the last error, or
+    `OperationTimedOut` if there was none.
     """
     limit_s = context.settings.operation_timeout_s if timeout_s is None else timeout_s
     backoff = context.backoff()
@@ -49,6 +47,6 @@ async def retried(
         if last is not None:
             raise last from None
         raise OperationTimedOut(
-            f"{what} did not succeed within {limit_s:g} s; look whether the brokers are well, "
-            "or allow more by operation_timeout_s."
+            f"{what} did not succeed within {limit_s:g} s; check whether the brokers are well, "
+            "or raise operation_timeout_s."
         ) from None

@@ -1,7 +1,6 @@
-"""What a user can set, checked when it is given.
+"""The settings of a client, and checks of settings.
 
-Rules: settings are frozen; what cannot be raises `InvalidArgument` in `__post_init__`, before
-anything is sent; units are last in the names.
+Settings are frozen, and raise `InvalidArgument` when they are made with an invalid value.
 """
 
 import enum
@@ -18,18 +17,18 @@ __all__ = ["ClientOptions", "ClientSettings", "Token", "check_positive", "member
 
 E = TypeVar("E", bound=enum.Enum)
 Token = str | Callable[[], str] | Callable[[], Awaitable[str]]
-"""A token, or what gives one whenever the broker asks for it."""
+"""A token, or a function that returns one whenever a broker asks for it."""
 
 
 def check_positive(name: str, value: float, *, finite: bool = True) -> None:
-    """Raises `InvalidArgument` unless `value` is more than zero."""
+    """Raises `InvalidArgument` unless `value` is a number above 0."""
     number = isinstance(value, int | float)
     if not number or not value > 0 or (finite and not math.isfinite(value)):
         raise InvalidArgument(f"{name} is {value!r}; give it a number above 0.")
 
 
 def member_of(kind: type[E], value: E | str) -> E:
-    """The member that is given, or named in either case.  Raises `InvalidArgument`."""
+    """The member of `kind`, given itself or by its name in any case.  Raises `InvalidArgument`."""
     if isinstance(value, kind):
         return value
     if isinstance(value, str) and value.upper() in kind.__members__:
@@ -40,39 +39,39 @@ def member_of(kind: type[E], value: E | str) -> E:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Of `magnetar.connect`."""
+    """The settings of `magnetar.connect`."""
 
     operation_timeout_s: float = 30.0
-    """How long what is asked of a broker, retries included, may take."""
+    """How long a request to a broker may take, retries included."""
     connect_timeout_s: float = 10.0
     """How long a connection may take, TLS and handshake included."""
     keep_alive_s: float = 30.0
-    """Silence after which the broker is asked for a sign of life; as much again ends it."""
+    """Silence after which the client sends a PING; after as much again the connection is closed."""
     close_timeout_s: float = 10.0
-    """How long `close` may take to flush producers and to take leave of brokers."""
+    """How long each step of `close` may take, such as flushing producers."""
     token: Token | None = None
-    """Authenticates by token; asked for anew whenever the broker wants it refreshed."""
+    """Authenticates by token; a function is called again whenever a broker wants a new token."""
     tls_trust_file: str | Path | None = None
-    """PEM of the authorities that brokers' certificates are checked by; else the system's."""
+    """PEM of the authorities that sign brokers' certificates; by default those of the system."""
     tls_certificate_file: str | Path | None = None
-    """PEM of this client's certificate, by which it authenticates unless it has a token."""
+    """PEM of this client's certificate, with which it authenticates unless it has a token."""
     tls_key_file: str | Path | None = None
     """PEM of the certificate's key."""
     tls_check_certificate: bool = True
-    """Whether the broker must have a certificate that is trusted.  False is for tests."""
+    """Whether the broker's certificate must be trusted.  False is for tests."""
     tls_check_hostname: bool = True
-    """Whether the broker's certificate must be of the host that was connected to."""
+    """Whether the broker's certificate must be for the host to which the client connects."""
     listener_name: str | None = None
-    """Which of their addresses brokers are to tell (`advertisedListeners`)."""
+    """The listener whose addresses brokers return (`advertisedListeners`)."""
     description: str = ""
-    """What statistics of brokers show of this client beside its version; 64 characters at most."""
+    """Text that brokers' statistics show beside the client's version; 64 characters at most."""
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout_s", "connect_timeout_s", "keep_alive_s", "close_timeout_s"):
             check_positive(name, getattr(self, name))
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise InvalidArgument(
-                "A TLS certificate goes with its key; "
+                "A TLS certificate needs its key; "
                 "give both tls_certificate_file and tls_key_file, or neither."
             )
         if len(self.description) > MAX_DESCRIPTION or not self.description.isprintable():

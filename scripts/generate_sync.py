@@ -33,10 +33,7 @@ WRAPPERS: Final = {
 """The counterpart in `magnetar/sync` of each class that methods open or give."""
 GENERATED: Final = "Generated from {} by `make sync`: edit that file."
 
-CLIENT_HEAD: Final = '''"""The client for threads: a client for tasks on a thread of its own.
-
-What it opens is open when the call returns, and is closed at the latest with the client. What was
-opened for a caller who is interrupted (by Ctrl-C, say) is closed again.
+CLIENT_HEAD: Final = '''"""The client for threads: an asyncio client on a thread of its own.
 
 {generated}
 """
@@ -75,7 +72,7 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({{}})
 
 
 def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
-    """Connect to the brokers at `url`, as `magnetar.connect` does, and wait until that is done.
+    """Connect to the brokers at `url`; see `magnetar.connect`.
 
     To be used by `with`, or closed.
     """
@@ -89,7 +86,11 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
 
 
 class Client(ClosedAfterwards):
-    """As `magnetar.Client`, for threads: any of them may use it. Made by `connect`."""
+    """A `magnetar.Client` for threads; any thread may use it. Made by `connect`.
+
+    Objects that it returns are open, and are closed with the client at the latest. If the caller is
+    interrupted while one is opened (by Ctrl-C, say), it is closed again.
+    """
 
     def __init__(self, bridge: Bridge, core: magnetar.Client) -> None:
         self._bridge = bridge
@@ -99,14 +100,14 @@ class Client(ClosedAfterwards):
 '''
 CLIENT_TAIL: Final = '''
     def close(self) -> None:
-        """Close what the client has opened, its connections and its thread. Idempotent."""
+        """Close all that the client has opened, its connections and its thread. Idempotent."""
         self._bridge.close()
 
     def _opened(self, opening: Opening[O]) -> O:
         return self._bridge.run_or_hand(self._close_unclaimed, lambda: opening)
 
     def _close_unclaimed(self, opened: Openable) -> None:
-        # Its caller was interrupted, so nobody else would.
+        # Its caller was interrupted, so no one else closes it.
         self._bridge.run(opened.close)
 
     def _lists_of(
@@ -138,7 +139,7 @@ __all__ = ["TransactionKey"]
 
 
 class TransactionKey(ClosedAfterwards):
-    """As `magnetar.TransactionKey`: while it is the newest, nobody else's transactions count."""
+    """A `magnetar.TransactionKey` for threads."""
 
     def __init__(self, bridge: Bridge, core: AsyncTransactionKey) -> None:
         self._core = core
@@ -146,7 +147,7 @@ class TransactionKey(ClosedAfterwards):
 
     @property
     def core(self) -> AsyncTransactionKey:
-        """The key for tasks."""
+        """The asyncio key."""
         return self._core
 
     @property
@@ -156,28 +157,28 @@ class TransactionKey(ClosedAfterwards):
 
     @property
     def epoch(self) -> int:
-        """The epoch that opening gave; others attach with it."""
+        """Its epoch, with which other processes can attach."""
         return self._core.epoch
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a newer epoch has shut it out."""
+        """Whether a newer epoch has fenced it."""
         return self._core.is_fenced
 
     @property
     def last_transaction(self) -> LastTransaction | None:
-        """The last transaction of the epochs before, as the opening found it."""
+        """The last transaction of earlier epochs, as opening found it."""
         return self._core.last_transaction
 
     @property
     def last_group(self) -> GroupRecord | None:
-        """What the last group that committed was for, as the opening found it."""
+        """The last batch that a group of any epoch committed, as opening found it."""
         return self._core.last_group
 
 '''
 KEY_TAIL: Final = '''
     def close(self) -> None:
-        """Use it no more, which leaves the epoch to others. Idempotent."""
+        """Close it; the epoch stays valid for other holders. Idempotent."""
         try:
             self._bridge.run(self._core.close)
         except AlreadyClosed:

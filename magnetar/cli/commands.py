@@ -1,7 +1,6 @@
-"""The client's sub-commands of `magnetar`: what can be given to them.
+"""The client's sub-commands of `magnetar` and their options.
 
-Rule: nothing heavy is imported until its command runs; what commands do is in the modules that
-they import.
+Each command imports the module that does its work when it runs, so that others start fast.
 """
 
 from pathlib import Path
@@ -143,7 +142,7 @@ def _read(
 
 
 def _interrupted(count: int | None) -> int:
-    """The status after Ctrl-C: it is how a command that has no end is ended."""
+    """The exit status after Ctrl-C: 0 for a command that only Ctrl-C ends."""
     return 0 if count is None else INTERRUPTED
 
 
@@ -176,7 +175,7 @@ def perf_produce(
             "Sent",
             limits,
             in_json,
-            "no receipt has come yet; look whether the broker is well, or end it by Ctrl-C.",
+            "no receipt has come yet; check whether the broker is well, or end it by Ctrl-C.",
         )
     if not well:
         raise typer.Exit(1)
@@ -244,7 +243,7 @@ def demo_worker(
 
 
 def register(app: typer.Typer) -> None:
-    """Entry point of the group `magnetar.commands`."""
+    """Add the client's commands: an entry point of the group `magnetar.commands`."""
     app.command("produce")(produce)
     app.command("consume")(consume)
     app.command("peek")(peek)

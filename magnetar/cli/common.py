@@ -1,9 +1,4 @@
-"""What the client's sub-commands share: names of topics, how they end.
-
-Rules: an error is one sentence on standard error and status 1; Ctrl-C ends cleanly, with status 0
-where it is the way to end the command and 130 where it leaves work undone; a reader that goes away
-(`| head`) ends the command without a word.
-"""
+"""Functions that the client's sub-commands share: names of topics, errors to exit statuses."""
 
 import enum
 import os
@@ -20,7 +15,7 @@ import typer
 from magnetar.protocol.server_error import MagnetarError
 
 INTERRUPTED: Final = 130
-"""As shells report a program that SIGINT ended."""
+"""The exit status that shells report for a program that SIGINT ended."""
 
 TopicArgument = Annotated[
     str,
@@ -31,14 +26,14 @@ TopicArgument = Annotated[
 
 
 class Kind(enum.StrEnum):
-    """Of a subscription."""
+    """The kind of a subscription."""
 
     QUEUE = "queue"
     STREAM = "stream"
 
 
 class Compression(enum.StrEnum):
-    """Of batches."""
+    """The compression of batches."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -56,12 +51,17 @@ class Start(enum.StrEnum):
 
 @contextmanager
 def ending_well(*, interrupted: int = INTERRUPTED) -> Iterator[None]:
-    """Turns what ends a command into what a shell understands (see the module's rules)."""
+    """End a command with an exit status and at most one sentence on standard error.
+
+    An error is one sentence and status 1.  Ctrl-C gives the status `interrupted`: 0 where it is the
+    way to end the command, 130 where work is left undone.  A reader that goes away (`| head`) ends
+    the command with status 0 and no output.
+    """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _write_nowhere()
+        _discard_output()
         raise typer.Exit(0) from None
     except MagnetarError as error:
         typer.echo(f"magnetar: {one_line(error)}", err=True)
@@ -70,31 +70,32 @@ def ending_well(*, interrupted: int = INTERRUPTED) -> Iterator[None]:
         if error.errno is None:
             raise
         if error.filename is None:
-            _write_nowhere()
-        typer.echo(f"magnetar: {_not_usable(error)}", err=True)
+            _discard_output()
+        typer.echo(f"magnetar: {_os_error_advice(error)}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise typer.Exit(interrupted) from None
 
 
-def _write_nowhere() -> None:
-    """What is still buffered would be written when Python exits, and fail once more."""
+def _discard_output() -> None:
+    """Send standard output to /dev/null."""
+    # Python writes what is still buffered when it exits, and would fail once more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _not_usable(error: OSError) -> str:
-    """The sentence of what the machine refuses: a file, else the output."""
+def _os_error_advice(error: OSError) -> str:
+    """The sentence for a file that cannot be used, or for output that cannot be written."""
     if error.filename is None:
         return (
-            f"The output cannot be written ({error.strerror}); make room, or write it elsewhere: "
-            "messages that were not printed are not acknowledged."
+            f"The output cannot be written ({error.strerror}); free some disk, or write it "
+            "elsewhere: messages that were not printed are not acknowledged."
         )
-    return f"{error.filename!r} cannot be used ({error.strerror}); mend that, or name another one."
+    return f"{error.filename!r} cannot be used ({error.strerror}); correct it, or name another."
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """What the block has begun is finished before Ctrl-C takes effect; a second one takes effect.
+    """Delay Ctrl-C until the block has finished; a second Ctrl-C interrupts it.
 
     On other threads than the main one, which Ctrl-C does not reach, it does nothing.
     """
@@ -119,13 +120,14 @@ def finishing() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """The sentence of an error."""
+    """The message of an error on one line, or the name of its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def topic_named(given: str) -> str:
-    """A name without a domain is that of a scalable topic, in public/default unless it says else.
+    """The full name of a topic.
 
+    A name without a domain is that of a scalable topic, in public/default if it has no namespace.
     Raises typer.BadParameter.
     """
     if "://" in given:
@@ -139,7 +141,7 @@ def topic_named(given: str) -> str:
 
 
 def properties_of(given: list[str]) -> dict[str, str]:
-    """`name=value` of each `--property`.  Raises typer.BadParameter."""
+    """The properties given as `name=value`.  Raises typer.BadParameter."""
     found: dict[str, str] = {}
     for each in given:
         name, sign, value = each.partition("=")

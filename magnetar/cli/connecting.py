@@ -1,8 +1,6 @@
-"""Where the client's sub-commands connect: the options that all of them have.
+"""The connection options of the client's sub-commands: settings of `magnetar.connect`.
 
-Rules: they are settings of `magnetar.connect`, under its names; each may come from the environment,
-as what is secret should: others see command lines.  A token of a file is read anew whenever a
-broker asks for one, so one that expires may be replaced.
+They have the names of those settings.  Each may come from the environment.
 """
 
 import inspect
@@ -29,7 +27,10 @@ def _option(name: str, variable: str, said: str) -> typer.models.OptionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What is given to connect by; `options` for `magnetar.connect`."""
+    """The connection options of one command line.
+
+    Raises typer.BadParameter if both a token and a file with one are given.
+    """
 
     url: Annotated[str, _option("--url", "URL", "pulsar:// or pulsar+ssl:// of any broker")] = (
         DEFAULT_URL
@@ -90,9 +91,10 @@ class Where:
 
     @property
     def options(self) -> ClientOptions:
-        """Settings of `magnetar.connect`."""
+        """The keyword arguments for `magnetar.connect`."""
         file = self.token_file
         return ClientOptions(
+            # The file is read whenever a broker asks for a token: one that expires can be replaced.
             token=self.token if file is None else lambda: file.read_text("utf-8").strip(),
             tls_trust_file=self.tls_trust_file,
             tls_certificate_file=self.tls_certificate_file,
@@ -105,7 +107,7 @@ class Where:
 
 
 def connecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command with the parameter `where` the options that it is made of."""
+    """Replace a command's parameter `where` by the connection options."""
     names = [each.name for each in fields(Where)]
 
     @wraps(command)

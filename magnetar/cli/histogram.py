@@ -1,9 +1,4 @@
-"""Percentiles of many durations in little memory.  Pure.
-
-Rules: values are whole microseconds; values below 256 are counted exactly, above in buckets whose
-width is at most 1/128 of the value, so that a percentile is at most that much above the truth.
-However many values there are, there are at most `BUCKETS_MAX` counts.
-"""
+"""Percentiles of many durations in little memory.  Pure."""
 
 import math
 from collections import Counter
@@ -12,12 +7,17 @@ from typing import Final
 _BITS: Final = 7
 _EXACT: Final = 1 << (_BITS + 1)
 VALUE_MAX_US: Final = (1 << 42) - 1
-"""Seven weeks; what is longer is counted as that long."""
+"""The largest value that is counted, seven weeks; longer durations count as this one."""
 BUCKETS_MAX: Final = _EXACT + (42 - _BITS - 1) * (1 << _BITS)
 
 
 class Histogram:
-    """Counts of durations.  `max_us` is exact."""
+    """Counts of durations in whole microseconds.  `max_us` is exact.
+
+    Values below 256 are counted exactly.  Others are counted in buckets whose width is at most
+    1/128 of the value, so a percentile is at most that much too high.  There are at most
+    `BUCKETS_MAX` counts.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -25,7 +25,7 @@ class Histogram:
         self.max_us = 0
 
     def record(self, value_us: int, times: int = 1) -> None:
-        """Count a value; what is below 0 (clocks of two machines differ) counts as 0."""
+        """Count a value `times` times.  A negative one, from clocks that differ, counts as 0."""
         value_us = min(max(value_us, 0), VALUE_MAX_US)
         shift = max(value_us.bit_length() - _BITS - 1, 0)
         self._counts[(shift << _BITS) + (value_us >> shift)] += times

@@ -1,10 +1,8 @@
 """The `magnetar` command: finds its sub-commands in the entry-point group `magnetar.commands`.
 
 An entry point has the name of a command.  It names a function that takes the Typer application and
-adds that command to it, perhaps with others.  So the distribution `magnetar-broker` adds commands
-that this package does not know; a broker starts without loading the client, and what the client's
-commands run finds nothing of the broker on its path.  If an entry point cannot be imported, only
-its commands are missing.
+adds that command to it, perhaps with others.  The distribution `magnetar-broker` adds its commands
+this way.
 """
 
 import sys
@@ -14,28 +12,38 @@ from typing import Annotated
 
 import typer
 
+from magnetar.cli.broker_commands import has_broker, register_missing
+
 _HELP = "A client for the Apache Pulsar protocol, and a broker for it, alone or one of a cluster."
 _NO_BROKER = "The commands that run a broker, and ask it, come with magnetar-broker: install that."
 
 
 def build_app(command: str | None = None) -> typer.Typer:
-    """The application with this command, or with all if it is none or unknown."""
+    """The application with this command, or with all if it is None or unknown."""
     found = entry_points(group="magnetar.commands")
+    broker_installed = has_broker()
     app = typer.Typer(
         name="magnetar",
         help=_HELP,
-        epilog=None if found.select(name="standalone") else _NO_BROKER,
+        epilog=None if broker_installed else _NO_BROKER,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_of_all_commands)
+    app.callback()(_global_options)
+    # Only the wanted command is loaded: a broker starts without the client, and the client's
+    # commands find nothing of the broker on their path.
     _register(app, found.select(name=command or "") or found)
+    if not broker_installed:
+        register_missing(app)
     return app
 
 
 def _register(app: typer.Typer, points: EntryPoints) -> None:
-    """Have each function that these name add its commands, once."""
+    """Call each function that the entry points name, once, to add its commands.
+
+    If one cannot be imported, only its commands are missing.
+    """
     for target in sorted({each.value for each in points}):
         entry, *_ = sorted(each for each in points if each.value == target)
         try:
@@ -56,7 +64,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _of_all_commands(
+def _global_options(
     version: Annotated[
         bool,
         typer.Option(
@@ -64,7 +72,7 @@ def _of_all_commands(
         ),
     ] = False,
 ) -> None:
-    """What comes before a command."""
+    """Options before the command."""
 
 
 def main() -> None:

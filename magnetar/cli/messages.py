@@ -1,9 +1,4 @@
-"""What `magnetar produce`, `consume`, `peek` and `tail` do: messages from and to the command line.
-
-Rules: they stand on the synchronous face.  A message is acknowledged after it was printed: a
-command that dies prints it again rather than never.  What came together is printed, flushed and
-acknowledged together, and Ctrl-C does not come in between.
-"""
+"""Messages from and to the command line: `magnetar produce`, `consume`, `peek` and `tail`."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +37,7 @@ class Batches(Protocol):
     def receive_batch(
         self, max_messages: int, timeout_s: float | None = None
     ) -> list[Message[bytes]]:
-        """Messages that are there; waits for the first."""
+        """The messages that have arrived; waits for the first one."""
         ...
 
 
@@ -50,7 +45,10 @@ class Batches(Protocol):
 
 
 def send_all(where: Where, topic: str, values: Iterable[bytes], options: SendOptions) -> int:
-    """Send them in order; how many.  Raises the first failure, and sends nothing after it."""
+    """Send the values in order, and return how many.
+
+    Raises the first failure, and sends nothing after it.
+    """
     with (
         _connected(where) as client,
         client.producer(topic) as producer,
@@ -59,20 +57,20 @@ def send_all(where: Where, topic: str, values: Iterable[bytes], options: SendOpt
         for value in values:
             sender.send(value)
         sender.finish()
-        return sender.given
+        return sender.count
 
 
 class _Sender:
-    """Sends as fast as receipts come; the first failure ends it."""
+    """Sends messages as fast as receipts come, until the first failure."""
 
     def __init__(self, producer: Producer[bytes], options: SendOptions) -> None:
         self._producer = producer
         self._options = options
         self._failure: BaseException | None = None
-        self.given = 0
+        self.count = 0
 
     def send(self, value: bytes) -> None:
-        """Raises the failure of an earlier one."""
+        """Send one message.  Raises the failure of an earlier one."""
         if self._failure is not None:
             raise self._failure
         while True:
@@ -81,8 +79,8 @@ class _Sender:
                 break
             except ProducerQueueFull:
                 self._producer.room()
-        future.add_done_callback(self._sent)
-        self.given += 1
+        future.add_done_callback(self._keep_failure)
+        self.count += 1
 
     def finish(self) -> None:
         """Wait for all receipts.  Raises the first failure."""
@@ -90,13 +88,13 @@ class _Sender:
         if self._failure is not None:
             raise self._failure
 
-    def _sent(self, future: "Future[MessageId]") -> None:
+    def _keep_failure(self, future: "Future[MessageId]") -> None:
         if self._failure is None and not future.cancelled():
             self._failure = future.exception()
 
 
 def values_of(messages: Sequence[str], file: Path | None, times: int) -> Iterator[bytes]:
-    """The messages given; else the lines of the file, or of standard input; all so many times."""
+    """The given messages, else the lines of the file, else of standard input; `times` times."""
     if messages:
         for _ in range(times):
             yield from (each.encode() for each in messages)
@@ -107,9 +105,9 @@ def values_of(messages: Sequence[str], file: Path | None, times: int) -> Iterato
     elif times == 1:
         yield from _lines(sys.stdin.buffer)
     else:
-        held = list(_lines(sys.stdin.buffer))
+        read = list(_lines(sys.stdin.buffer))
         for _ in range(times):
-            yield from held
+            yield from read
 
 
 def _lines(lines: BinaryIO) -> Iterable[bytes]:
@@ -159,6 +157,8 @@ def _print_all(
         came = consumer.receive_batch(min(left or CLI_BATCH, CLI_BATCH), printing.idle_s)
         if not came:
             return
+        # Acknowledged after they were printed: a command that dies prints some twice, and none
+        # never.  Ctrl-C must not come in between.
         with finishing():
             sys.stdout.write("".join(f"{printing.show(each)}\n" for each in came))
             sys.stdout.flush()

@@ -1,11 +1,4 @@
-"""`magnetar perf produce` and `perf consume`: how fast, and how long each message takes.
-
-Rules: what is counted is `tally.py`'s.  With a rate, a message's time runs from when it was due, so
-that what waits behind a slow answer counts as waiting; without, from when it was given to the
-producer.  Consumers measure from the producer's clock (milliseconds) to their own.  Ctrl-C ends the
-run as its end would: with the summary and status 0, or 1 where there is nothing to sum up; a second
-one does not wait for what is under way: status 130.
-"""
+"""`magnetar perf produce` and `perf consume`: throughput, and the latency of each message."""
 
 import asyncio
 import json
@@ -49,13 +42,13 @@ class Limits:
 
     @classmethod
     def of(cls, messages: int | None, seconds: float | None) -> "Limits":
-        """Some seconds, if nothing is given."""
+        """These limits, or `DEFAULT_SECONDS` if both are None."""
         return cls(messages, DEFAULT_SECONDS if messages is None and seconds is None else seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent, and how.  Without `rate`: as fast as possible."""
+    """The messages of a run.  Without `rate` they are sent as fast as possible."""
 
     size: int
     rate: float | None
@@ -92,8 +85,10 @@ async def produce_load(
             except ProducerQueueFull:
                 await producer.room()
                 break
+            # With a rate, a message that waits behind a slow answer is late: its latency begins
+            # when it was due.
             due_s = now() if load.rate is None else began_s + given / load.rate
-            sending.add_done_callback(partial(_sent, tally, load.size, due_s))
+            sending.add_done_callback(partial(_count_receipt, tally, load.size, due_s))
             given += 1
         ahead_s = 0.0 if load.rate is None else began_s + given / load.rate - now()
         await asyncio.sleep(max(ahead_s, 0.0))
@@ -103,7 +98,9 @@ async def produce_load(
         pass  # Counted by its message.
 
 
-def _sent(tally: Tally, size: int, due_s: float, sending: "asyncio.Future[MessageId]") -> None:
+def _count_receipt(
+    tally: Tally, size: int, due_s: float, sending: "asyncio.Future[MessageId]"
+) -> None:
     failure = None if sending.cancelled() else sending.exception()
     if sending.cancelled() or failure is not None:
         tally.fail(failure)
@@ -117,7 +114,8 @@ async def consume_load(
 ) -> None:
     """Receive and acknowledge until a limit is reached or `stop` is set.
 
-    Time runs from the first message on.
+    Time runs from the first message on.  Latencies are from the producer's clock, which counts
+    milliseconds, to this one.
     """
     deadline_s: float | None = None
     while not stop.is_set() and tally.messages != limits.messages:
@@ -187,13 +185,14 @@ Run = Callable[[Tally, asyncio.Event], Awaitable[None]]
 
 
 def measured(run: Run, verb: str, limits: Limits, as_json: bool, quiet: str) -> bool:
-    """Do a run, show how it goes, say what came of it; whether messages went through, and all.
+    """Do a run, show its progress and print its summary.
 
-    `quiet` is said when none has for a while.  Raises KeyboardInterrupt for the second Ctrl-C,
-    after the summary.
+    Returns whether messages went through and none failed.  The first Ctrl-C ends the run early,
+    with its summary.  Prints `quiet` if no message went through for a while.  Raises
+    KeyboardInterrupt for a second Ctrl-C, after the summary.
     """
     tally = Tally(time.perf_counter())
-    whole = uvloop.run(_shown(run, tally, limits, quiet))
+    whole = uvloop.run(_run_with_progress(run, tally, limits, quiet))
     if as_json:
         typer.echo(json.dumps(tally.as_mapping()))
     else:
@@ -206,8 +205,11 @@ def measured(run: Run, verb: str, limits: Limits, as_json: bool, quiet: str) -> 
     return bool(tally.messages) and not tally.failed
 
 
-async def _shown(run: Run, tally: Tally, limits: Limits, quiet: str) -> bool:
-    """Draws on standard error, and only if that is a terminal.  False if it was broken off."""
+async def _run_with_progress(run: Run, tally: Tally, limits: Limits, quiet: str) -> bool:
+    """Do a run with a progress line on standard error, if that is a terminal.
+
+    Returns False if a second Ctrl-C cancelled the run.
+    """
     stop = asyncio.Event()
     running = asyncio.ensure_future(run(tally, stop))
 

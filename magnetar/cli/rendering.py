@@ -22,7 +22,7 @@ def as_line(message: Message[bytes]) -> str:
 
 
 def as_json(message: Message[bytes]) -> str:
-    """Everything, as one line of JSON.  Bytes that are no UTF-8 are `value_base64`."""
+    """All fields as one line of JSON.  A value that is not UTF-8 is `value_base64`."""
     return json.dumps(
         {
             "topic": message.topic,
@@ -54,7 +54,7 @@ def _text(data: bytes) -> str:
 
 
 def _time(time_ms: int | None) -> str | None:
-    """ISO 8601 in UTC."""
+    """A time in milliseconds since 1970 as ISO 8601 in UTC."""
     if time_ms is None:
         return None
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

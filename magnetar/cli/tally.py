@@ -1,4 +1,4 @@
-"""What `magnetar perf` counts, and how it says it.  Pure: moments are handed in."""
+"""The counts of `magnetar perf` and their summary.  Pure: callers pass the time."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -24,38 +24,38 @@ class Tally:
         self._shown_messages = 0
 
     def done(self, size: int, latency_us: int, now_s: float) -> None:
-        """One message went through."""
+        """Count one message that went through."""
         self.messages += 1
         self.payload_bytes += size
         self.ended_s = now_s
         self.latencies.record(latency_us)
 
     def fail(self, error: BaseException | None) -> None:
-        """One message did not; None: it was given up."""
+        """Count one message that failed; with None it was cancelled."""
         self.failed += 1
         if self._first_failure is None and error is not None:
             self._first_failure = " ".join(str(error).split())
 
     def why_failed(self) -> str | None:
-        """A sentence, if any failed."""
+        """A sentence on the failures, or None without any."""
         if not self.failed:
             return None
-        why = self._first_failure or "it was given up."
+        why = self._first_failure or "it was cancelled."
         return f"{self.failed:,} messages failed; the first: {why}"
 
     @property
     def elapsed_s(self) -> float:
-        """From the start to the last message."""
+        """Seconds from the start to the last message."""
         return max(self.ended_s - self.started_s, 0.0)
 
     def lately(self, now_s: float) -> float:
-        """Messages a second since this was asked last."""
+        """Messages a second since the last call."""
         passed_s, self._shown_s = now_s - self._shown_s, now_s
         more, self._shown_messages = self.messages - self._shown_messages, self.messages
         return more / passed_s if passed_s > 0 else 0.0
 
     def line(self, now_s: float) -> str:
-        """The state in one line, while it goes on."""
+        """The state of a run in one line."""
         p50, p99 = (self.latencies.percentile_us(percent) / 1000 for percent in (50.0, 99.0))
         failed = f"  {self.failed:,} failed" if self.failed else ""
         return (
@@ -64,7 +64,7 @@ class Tally:
         )
 
     def summary(self, verb: str) -> list[str]:
-        """What is said at the end."""
+        """The lines that are printed at the end of a run."""
         if not self.messages:
             return [f"{verb} no messages."]
         per_s, mb_per_s = self._rates()
@@ -78,7 +78,7 @@ class Tally:
         ]
 
     def as_mapping(self) -> Mapping[str, object]:
-        """The same for programs."""
+        """The summary for programs."""
         per_s, mb_per_s = self._rates()
         return {
             "messages": self.messages,

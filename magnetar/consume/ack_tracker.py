@@ -1,4 +1,4 @@
-"""Pure: what a segment consumer has acknowledged, and what of it the broker is to be told."""
+"""`AckTracker`: the acknowledgements of a segment consumer.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 from magnetar.bounds import MAX_KNOWN_IN_HAND
 from magnetar.consume.message import EntryKey
 from magnetar.errors import InvalidArgument
-from magnetar.message_id import EntryId, place_of
+from magnetar.message_id import EntryId, sort_key
 from magnetar.protocol.ack_set import pending_all, to_words
 
 __all__ = ["AckTracker", "Acknowledgement", "acknowledgement_of", "acknowledgement_up_to", "bit_of"]
@@ -24,7 +24,7 @@ class Acknowledgement(NamedTuple):
 
 
 def bit_of(index: int) -> int:
-    """The bit of a message in its batch; all of them for -1, which is all of an entry."""
+    """The bit of a message in its batch; all bits for -1, which stands for the whole entry."""
     return 1 << index if index >= 0 else -1
 
 
@@ -45,12 +45,12 @@ def acknowledgement_up_to(message_id: EntryId) -> Acknowledgement:
 
 
 def _after(index: int, size: int) -> int:
-    """The bits of the messages behind `index`."""
+    """The bits of the messages after `index`."""
     return pending_all(size) >> (index + 1) << (index + 1)
 
 
 class _Batch:
-    """A batch of which something was handed out."""
+    """A batch of which messages were handed out."""
 
     __slots__ = ("held", "mine", "of_before", "pending", "size")
 
@@ -59,14 +59,16 @@ class _Batch:
         self.mine = mine
         """Bits of the messages that the broker gave to this consumer."""
         self.pending = pending
-        """Bits of those that are not acknowledged."""
+        """Bits of the messages that are not acknowledged."""
         self.held = 0
-        """Bits of those that are acknowledged in a transaction."""
+        """Bits of the messages that are acknowledged in a transaction."""
         self.of_before = False
         """Whether it came on an earlier attachment."""
 
     def left(self) -> int:
-        """The set to send; 0 for the whole entry."""
+        """The ack set to send; 0 for the whole entry."""
+        # It clears the bits that this consumer acknowledged and no others: brokers combine sets by
+        # AND, and other consumers may have the rest of the batch.
         return pending_all(self.size) & ~(self.mine & ~self.pending)
 
     def in_hand(self) -> int:
@@ -75,37 +77,25 @@ class _Batch:
 
 
 _AckSet = tuple[int, int]
-"""The set to send, 0 for the whole entry, and the size of the batch."""
+"""The ack set to send, 0 for the whole entry, and the size of the batch."""
 _WHOLE: Final[_AckSet] = (0, 0)
 
 
 class AckTracker:
-    """What one segment consumer has acknowledged, and what of it the broker is still to be told.
+    """The acknowledgements of one segment consumer, and those that its broker has yet to get.
 
-    - Acknowledgements wait in a group and leave together. A cumulative one replaces those that it
-      covers; only the highest is kept.
-    - A message of a batch is acknowledged by a set: a bit that is not set is acknowledged, and the
-      broker combines sets by AND. So a set clears what this consumer acknowledged and nothing else,
-      also where others hold the rest. When nothing of a batch is left the entry itself is
-      acknowledged, which brokers without such sets need.
-    - Messages that compaction removed from a batch count as acknowledged.
-    - What waits in the group, or was acknowledged on this attachment, is not handed out when the
-      broker sends it again. With a new attachment only the group counts: somebody may have gone
-      back on purpose. Messages that were handed out before stay acknowledgeable.
-    - What was acknowledged in a transaction is not known to be acknowledged: it comes again if the
-      transaction aborts.
-    - Of what is shared a message is not handed out while the application has it, nor before its
-      acknowledgement in a transaction is answered: of two copies the second would be refused. That
-      goes for new attachments too, but for what was asked for again; with more than
-      MAX_KNOWN_IN_HAND for the next one only, or who says nothing of what he has would have it
-      known for ever. What came before the answer was seen is to be asked for again then
-      (`settle`), whatever the answer: the transaction may have aborted at once, and its message
-      lie behind the answer in one read. What is ordered comes as the broker sends it, for there
-      everything behind it comes too.
-    - An id of a batch that does not say how large the batch is gets that from the batch. If that is
-      not known it is refused: the rest of the batch would count as acknowledged.
-    - A batch is known until everything of it is acknowledged, in a transaction or not, or anything
-      of it is asked for again; without being known, its messages are acknowledged one by one.
+    Acknowledgements are collected in a group and sent together.  A cumulative one replaces those
+    that it covers.  The messages of a batch are acknowledged by an ack set; a batch without any
+    left is acknowledged as an entry, which brokers without ack sets need.
+
+    A message that the broker sends again is not handed out if its acknowledgement is in the group
+    or was made on this attachment.  On a shared subscription it is not handed out either while the
+    application has it, or before its acknowledgement in a transaction is answered: of two copies
+    the broker would refuse the second.  On an ordered subscription it is handed out again, as all
+    messages after it come again too.
+
+    A batch is known until all of it is acknowledged, in a transaction or not, or a message of it is
+    requested again.  The messages of an unknown batch are acknowledged one by one.
     """
 
     __slots__ = (
@@ -129,15 +119,15 @@ class AckTracker:
         self._single: set[EntryKey] = set()
         """Shared subscriptions: single messages that came and are not acknowledged."""
         self._single_before: set[EntryKey] = set()
-        """The same, of earlier attachments."""
+        """Shared subscriptions: such messages of earlier attachments."""
         self._unanswered: dict[EntryKey, int] = {}
         """Shared: bits that are being acknowledged in transactions; 1 for a single message."""
         self._missed: dict[EntryKey, int] = {}
-        """Bits of those that came again meanwhile."""
+        """Shared: those of these bits whose messages came again meanwhile."""
         self._batches: dict[EntryKey, _Batch] = {}
         self._chunks: dict[EntryKey, tuple[EntryKey, ...]] = {}
         self._chunks_before: dict[EntryKey, tuple[EntryKey, ...]] = {}
-        """The same, of earlier attachments."""
+        """Chunked messages of earlier attachments."""
         self._group: dict[EntryKey, _Batch | _AckSet] = {}
         self._up_to: EntryId | None = None
         self._sent_up_to: EntryId | None = None
@@ -153,10 +143,10 @@ class AckTracker:
         single = len(self._single) + len(self._single_before) + len(self._unanswered)
         return single + len(self._batches) + len(self._chunks) + len(self._chunks_before)
 
-    # What comes
+    # Deliveries
 
     def deliver(self, key: EntryKey) -> bool:
-        """Whether to hand out an entry that is no batch."""
+        """Note a message alone in its entry; returns whether to hand it out."""
         if self._group.get(key) is not None or self._covers(key):
             return False
         if not self._shared:
@@ -173,7 +163,7 @@ class AckTracker:
         return True
 
     def deliver_chunks(self, chunks: tuple[EntryKey, ...]) -> bool:
-        """Whether to hand out a message of these entries."""
+        """Note a message of these chunks; returns whether to hand it out."""
         last = chunks[-1]
         new = self.deliver(last)
         if new or last in self._single:
@@ -182,9 +172,10 @@ class AckTracker:
         return new
 
     def deliver_batch(self, key: EntryKey, size: int, mine: int, visible: int) -> int:
-        """The bits of what to hand out of a batch of which the broker gives `mine`.
+        """Note a batch; returns the bits of the messages to hand out.
 
-        `visible` are those that compaction has left.
+        `mine` are the bits that the broker gives to this consumer, `visible` those that compaction
+        has left; removed messages count as acknowledged.
         """
         waiting = self._group.get(key)
         pending = mine & visible
@@ -208,7 +199,7 @@ class AckTracker:
         return pending
 
     def _new_of_shared(self, key: EntryKey, came: _Batch, known: _Batch | None) -> int:
-        """Return the bits to hand out of a batch that came, a part of which may be known."""
+        """Return the bits to hand out of a batch that came, part of which may be known."""
         if self._unanswered and (unanswered := self._unanswered.get(key, 0) & came.pending):
             self._missed[key] = self._missed.get(key, 0) | unanswered
             came.pending &= ~unanswered
@@ -229,9 +220,9 @@ class AckTracker:
         return new
 
     def give_back(self, messages: Iterable[tuple[EntryKey, int]]) -> None:
-        """Forget that the application has these messages: hand them out when they come again.
+        """Forget that the application has these messages, so that they are handed out again.
 
-        They are given as entries and bits, as `bit_of`.
+        Each is an entry and its bits, as of `bit_of`.
         """
         for key, bits in messages:
             self._forget_single(key)
@@ -242,7 +233,13 @@ class AckTracker:
                 self._forget_if_done(key, known)
 
     def start_attachment(self) -> None:
-        """Begin a new attachment; messages that waited in the inbox are given back before."""
+        """Begin a new attachment; the caller has given back the messages in the inbox.
+
+        Only the group still counts as acknowledged: the cursor may have been reset on purpose.
+        Messages that were handed out before can still be acknowledged.
+        """
+        # Above the bound a message is known for one more attachment only.  Otherwise those that an
+        # application never acknowledges would be kept for ever.
         keeps = self._shared and self.known <= self._max_known
         self._missed.clear()
         for key, batch in list(self._batches.items()):
@@ -257,10 +254,10 @@ class AckTracker:
         self._single, self._chunks = set(), {}
         self._sent_up_to = None
 
-    # What is acknowledged
+    # Acknowledgements
 
     def acknowledge(self, key: EntryKey, index: int, size: int) -> None:
-        """One message: its entry, index and size of its batch as in ids."""
+        """Acknowledge one message; entry, index and size of its batch are as in ids."""
         batch = self._batches.get(key)
         if batch is not None:
             # The set is made when it is sent, once for all its messages.
@@ -277,14 +274,14 @@ class AckTracker:
                 self._group[chunk] = _WHOLE
 
     def acknowledge_entry(self, key: EntryKey) -> None:
-        """Acknowledge all of an entry, of which nothing is handed out."""
+        """Acknowledge an entry of which no message is handed out."""
         self._batches.pop(key, None)
         self._group[key] = _WHOLE
 
     def acknowledge_up_to(self, message_id: EntryId) -> None:
-        """A message and everything before it."""
-        last = max(filter(None, (self._up_to, self._sent_up_to)), key=place_of, default=None)
-        if last is not None and place_of(message_id) <= place_of(last):
+        """Acknowledge a message and everything before it."""
+        last = max(filter(None, (self._up_to, self._sent_up_to)), key=sort_key, default=None)
+        if last is not None and sort_key(message_id) <= sort_key(last):
             return
         self._up_to = message_id
         key, index = message_id.key, message_id.batch_index
@@ -302,25 +299,29 @@ class AckTracker:
             self._forget_if_done(key, batch)
 
     def commit_up_to(self, message_id: EntryId) -> None:
-        """A transaction that acknowledged a message and everything before it has committed."""
+        """Note that a transaction that acknowledged up to a message has committed."""
         self.acknowledge_up_to(message_id)
         if self._up_to is message_id:
             self._up_to, self._sent_up_to = None, message_id
 
     def sized(self, message_id: EntryId) -> EntryId:
-        """The id with the size of its batch.  Raises `InvalidArgument` if nobody knows it."""
+        """The id with the size of its batch.  Raises `InvalidArgument` if that is not known."""
+        # Without the size the rest of the batch would count as acknowledged.
         if message_id.batch_index < 0 or message_id.batch_size > message_id.batch_index:
             return message_id
         batch = self._batches.get(message_id.key)
         if batch is None or message_id.batch_index >= batch.size:
             raise InvalidArgument(
-                f"The id {message_id} is of a batch of {message_id.batch_size} messages and that "
-                "batch is not known here; acknowledge the message that was received, or its id."
+                f"The id {message_id} is in a batch of {message_id.batch_size} messages, and that "
+                "batch is not known here; acknowledge the received message, or its id."
             )
         return message_id._replace(batch_size=batch.size)
 
     def hold(self, message_id: EntryId) -> Sequence[Acknowledgement]:
-        """Mark a message as acknowledged in a transaction; return the acknowledgements to send."""
+        """Mark a message as acknowledged in a transaction; returns the acknowledgements to send.
+
+        It does not count as acknowledged: it comes again if the transaction aborts.
+        """
         key, index = message_id.key, message_id.batch_index
         if self._shared:
             self._unanswered[key] = self._unanswered.get(key, 0) | 1 << max(index, 0)
@@ -334,7 +335,11 @@ class AckTracker:
         return [acknowledgement_of(message_id)]
 
     def settle(self, message_id: EntryId) -> bool:
-        """End what `hold` began, as the broker has answered; whether the message came meanwhile."""
+        """End what `hold` began, as the broker has answered; returns whether the message came.
+
+        If so, it must be requested again, whatever the answer was: the transaction may have aborted
+        at once, and its message may have been read together with the answer.
+        """
         key, bit = message_id.key, 1 << max(message_id.batch_index, 0)
         came = bool(self._missed.get(key, 0) & bit)
         for bits in (self._unanswered, self._missed):
@@ -344,7 +349,7 @@ class AckTracker:
         return came
 
     def release(self, message_id: EntryId, held: Sequence[Acknowledgement]) -> None:
-        """Undo `hold`, as the broker refused it: the application still has the message."""
+        """Undo `hold`, as the broker has refused it; the application still has the message."""
         key, index = message_id.key, message_id.batch_index
         if len(held) > 1:
             self._chunks[key] = tuple(each.key for each in held)
@@ -372,14 +377,14 @@ class AckTracker:
     ) -> tuple[Acknowledgement | None, list[Acknowledgement]]:
         """Return the acknowledgements of everything up to a message, in a transaction.
 
-        Messages in pieces lie across it from the entry `first` on (None: there are none), and
-        `found` are those of which nothing was said: in front of that entry they are acknowledged
-        by the last of them, behind it one by one.
+        Chunked messages span it from the entry `first` on (None: there are none).  `found` are the
+        messages that are not acknowledged yet: those before `first` are acknowledged cumulatively,
+        those after it one by one.
         """
         if first is None:
             return acknowledgement_up_to(message_id), []
-        before = max((each for each in found if each.key < first), key=place_of, default=None)
-        behind = sorted({each for each in (*found, message_id) if each.key > first}, key=place_of)
+        before = max((each for each in found if each.key < first), key=sort_key, default=None)
+        behind = sorted({each for each in (*found, message_id) if each.key > first}, key=sort_key)
         held = (each for message in behind for each in self.hold(message))
         if before is None:
             return None, list(held)
@@ -387,12 +392,12 @@ class AckTracker:
         return acknowledgement_up_to(before), [each for each in held if each.key > last]
 
     def entries_of(self, message_id: EntryId) -> tuple[EntryKey, ...]:
-        """The entries to ask for, so that a message comes again."""
+        """The entries to request, so that a message comes again."""
         key = message_id.key
         return self._chunks.get(key) or self._chunks_before.get(key, (key,))
 
     def forget(self, keys: Sequence[EntryKey]) -> None:
-        """Forget these entries, as they are asked for again."""
+        """Forget these entries, as they are requested again."""
         for key in keys:
             self._batches.pop(key, None)
             self._forget_single(key)
@@ -403,15 +408,15 @@ class AckTracker:
         self._single_before.discard(key)
 
     def forget_all(self) -> None:
-        """Forget all batches and chunks, as everything is asked for again (in order)."""
+        """Forget all batches and chunks, as everything is requested again (in order)."""
         self._batches.clear()
         self._chunks.clear()
         self._chunks_before.clear()
 
-    # What is sent
+    # Sending
 
     def take_group(self) -> tuple[Acknowledgement | None, list[Acknowledgement]]:
-        """The group: a cumulative acknowledgement and individual ones; it is empty afterwards."""
+        """Remove and return the group: a cumulative acknowledgement and individual ones."""
         up_to, group = self._up_to, self._group
         self._up_to, self._group = None, {}
         if up_to is not None:
@@ -422,7 +427,7 @@ class AckTracker:
         )
 
     def _take_chunks(self, key: EntryKey) -> tuple[EntryKey, ...]:
-        """The entries of a message, which is not known any more."""
+        """Forget the chunks of a message; returns its entries."""
         return self._chunks.pop(key, None) or self._chunks_before.pop(key, (key,))
 
     def _forget_if_done(self, key: EntryKey, batch: _Batch) -> None:
@@ -456,7 +461,7 @@ def _of_group(key: EntryKey, waiting: _Batch | _AckSet) -> Acknowledgement:
 
 
 def _drop_before(known: dict[EntryKey, V], key: EntryKey) -> None:
-    """Forget the entries before `key`, which came in order; what came late stays for a while."""
+    """Forget entries before `key`, up to the first later one in the order in which they came."""
     while known:
         first = next(iter(known))
         if first >= key:

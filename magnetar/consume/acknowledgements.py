@@ -1,4 +1,4 @@
-"""Waiting for acknowledgements: by callers, transactions, and segments left in order."""
+"""Answers to acknowledgements, and messages that are not acknowledged yet."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from magnetar.bounds import MAX_UNANSWERED_ACKS
 from magnetar.consume.message import RawMessage
 from magnetar.context import ClientContext
 from magnetar.errors import MagnetarError, OperationTimedOut
-from magnetar.message_id import EntryId, place_of
+from magnetar.message_id import EntryId, sort_key
 from magnetar.protocol import pulsar_pb2 as pb
 
 __all__ = [
@@ -30,19 +30,19 @@ class AckTransaction(Protocol):
 
     @property
     def id(self) -> tuple[int, int]:
-        """Most and least bits."""
+        """The most and least bits of its id."""
 
     def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
-        """Return what acknowledgements wait for; None if the coordinator knows of them already."""
+        """Tell the coordinator; returns a future to await, or None if it knows the subscription."""
 
     def track(self, outcome: "asyncio.Future[object]") -> None:
-        """The transaction waits for it before it commits, and aborts if it fails."""
+        """Wait for `outcome` before a commit, and abort if it fails."""
 
 
 def share_outcome(outcome: "asyncio.Future[None]") -> "asyncio.Future[None]":
-    """Return a future of its own for a caller: cancelling it leaves `outcome` alone."""
+    """Return a future for one caller; cancelling it does not cancel `outcome`."""
     answer = asyncio.shield(outcome)
-    answer.add_done_callback(_see)
+    answer.add_done_callback(_retrieve)
     return answer
 
 
@@ -51,13 +51,14 @@ def start_now(work: Coroutine[None, None, None]) -> "asyncio.Future[None]":
     return share_outcome(asyncio.ensure_future(work))
 
 
-def _see(answer: "asyncio.Future[None]") -> None:
+def _retrieve(answer: "asyncio.Future[None]") -> None:
+    # So that asyncio does not report the error if the caller does not await it.
     if not answer.cancelled():
         answer.exception()
 
 
 class Outcomes:
-    """Awaiting it ends when all are over, and raises the first error."""
+    """An awaitable that waits for all outcomes, and then raises the first error."""
 
     __slots__ = ("_outcomes",)
 
@@ -65,9 +66,9 @@ class Outcomes:
         self._outcomes = tuple(outcomes)
 
     def __await__(self) -> Generator[object, None, None]:
-        return self._over().__await__()
+        return self._wait().__await__()
 
-    async def _over(self) -> None:
+    async def _wait(self) -> None:
         for outcome in await asyncio.gather(*self._outcomes, return_exceptions=True):
             if outcome is not None:
                 raise outcome
@@ -82,7 +83,7 @@ def cannot_commit(
     """
     failed: asyncio.Future[object] = context.loop.create_future()
     failed.set_exception(error)
-    failed.exception()  # seen
+    failed.exception()  # Retrieved, so that asyncio does not report it.
     with suppress(MagnetarError):
         transaction.track(failed)
 
@@ -91,7 +92,7 @@ Answer = Callable[[pb.BaseCommand | MagnetarError], None]
 
 
 class _CompletedAwaitable:
-    """An awaitable that has come to its end."""
+    """An awaitable that is done."""
 
     __slots__ = ()
 
@@ -101,7 +102,7 @@ class _CompletedAwaitable:
 
 
 DONE: Final = _CompletedAwaitable()
-"""The awaitable of an acknowledgement whose answer nobody waits for."""
+"""The awaitable of an acknowledgement without `wait`."""
 
 
 class _Group:
@@ -111,20 +112,16 @@ class _Group:
 
     def __init__(self, left: int, forget: Callable[[], None]) -> None:
         self.left = left
-        """Commands that have no answer."""
+        """The number of commands without an answer."""
         self.forget: Final = forget
 
 
 class AckAnswers:
-    """Which groups of acknowledgements the broker has answered, for callers that wait for it.
+    """The groups of acknowledgements that the broker has not answered, and the callers that wait.
 
-    - Acknowledgements leave in groups, each of which is asked about; a group is answered when all
-      its commands are.
-    - Who waits does so for every group that was sent before, and for the one that waits to be sent
-      if there is something in it. The first error of those is theirs.
-    - When what was sent will not be answered (`lost`), it is not known; what was not sent yet goes
-      on.
-    - Of what is not answered only the newest groups are kept: of the oldest it is not known then.
+    A group is answered when all its commands are.  A caller waits for all groups sent before, and
+    for the next one if it is not empty; it gets their first error.  At most MAX_UNANSWERED_ACKS
+    groups are kept; then the oldest fails with `OperationTimedOut`.
     """
 
     __slots__ = ("_sent", "_unanswered", "_waiting")
@@ -133,22 +130,22 @@ class AckAnswers:
         self._sent = 0
         """The number of the last group."""
         self._unanswered: dict[int, _Group] = {}
-        """Oldest first."""
+        """Groups without an answer by number, oldest first."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Callers that wait, each with the number of the last group that it waits for; in order."""
+        """Waiting callers in order, each with the number of the last group that it waits for."""
 
     def __len__(self) -> int:
         return len(self._unanswered)
 
     @property
     def awaited(self) -> list[asyncio.Future[None]]:
-        """The futures of callers that wait."""
+        """The futures of waiting callers."""
         return [outcome for _, outcome in self._waiting]
 
     def sent(self, commands: int, forget: Callable[[], None]) -> Answer:
-        """A group leaves in so many commands; what is returned takes the answer to each.
+        """Note a group sent in `commands` commands; returns the function that takes each answer.
 
-        `forget` is called if answers are not awaited any more.
+        `forget` is called if the answers are not awaited any more.
         """
         self._sent += 1
         number = self._sent
@@ -156,8 +153,7 @@ class AckAnswers:
         if len(self._unanswered) > MAX_UNANSWERED_ACKS:
             oldest = next(iter(self._unanswered))
             error = OperationTimedOut(
-                "The broker answers acknowledgements too slowly to keep count; look whether it is "
-                "overloaded."
+                "The broker answers acknowledgements too slowly; check whether it is overloaded."
             )
             self._answered(oldest, error)
 
@@ -167,7 +163,7 @@ class AckAnswers:
         return answered
 
     def wait(self, outcome: asyncio.Future[None], *, for_next: bool) -> None:
-        """`outcome` is resolved; `for_next`: something waits to be sent."""
+        """Resolve `outcome` when all groups are answered, with `for_next` the next one too."""
         if for_next:
             self._waiting.append((self._sent + 1, outcome))
         elif self._unanswered:
@@ -176,14 +172,14 @@ class AckAnswers:
             outcome.set_result(None)
 
     def lost(self, error: MagnetarError) -> None:
-        """Give up what was sent, as it will not be answered."""
+        """Fail the groups that were sent, as they will not be answered."""
         self._forget_all()
-        self._tell_up_to(self._sent, error)
+        self._resolve_up_to(self._sent, error)
 
     def over(self, error: MagnetarError) -> None:
-        """Give up everything: nothing is sent or answered any more."""
+        """Fail all groups, also the next one: nothing is sent or answered any more."""
         self._forget_all()
-        self._tell_up_to(self._sent + 1, error)
+        self._resolve_up_to(self._sent + 1, error)
 
     def _forget_all(self) -> None:
         unanswered, self._unanswered = self._unanswered, {}
@@ -202,19 +198,19 @@ class AckAnswers:
         else:
             del self._unanswered[number]
         oldest = next(iter(self._unanswered), self._sent + 1)
-        self._tell_up_to(oldest - 1, None)
+        self._resolve_up_to(oldest - 1, None)
 
     def _refused(self, number: int, group: _Group, error: MagnetarError) -> None:
-        """Everybody who waits for this group among others is told."""
+        """Fail all callers that wait for this group, also among others."""
         del self._unanswered[number]
         group.forget()
-        told = [each for each in self._waiting if each[0] >= number]
-        for _ in told:
+        failed = [each for each in self._waiting if each[0] >= number]
+        for _ in failed:
             self._waiting.pop()
-        for _, outcome in told:
+        for _, outcome in failed:
             _resolve(outcome, error)
 
-    def _tell_up_to(self, number: int, error: MagnetarError | None) -> None:
+    def _resolve_up_to(self, number: int, error: MagnetarError | None) -> None:
         while self._waiting and self._waiting[0][0] <= number:
             _resolve(self._waiting.popleft()[1], error)
 
@@ -229,12 +225,10 @@ def _resolve(outcome: asyncio.Future[None], error: MagnetarError | None) -> None
 
 
 class OutstandingMessages:
-    """The messages of one segment in order that were handed out and are not acknowledged.
+    """The messages of an ordered segment that were handed out and are not acknowledged, by id.
 
-    Rules: what was handed out before the connection was lost comes again, so only what is handed
-    out since then counts for leaving, but all of it can be acknowledged; acknowledging up to a
-    message acknowledges every one before it; what is said in a transaction counts when that is
-    answered. Places are kept, not messages.
+    Messages handed out on an earlier attachment come again.  They can be acknowledged, but do not
+    count when the segment is left.  An acknowledgement in a transaction counts when it is answered.
     """
 
     __slots__ = ("_acknowledged", "_before", "_out", "_said", "_waiter")
@@ -253,19 +247,19 @@ class OutstandingMessages:
         return len(self._out)
 
     def add(self, received: "RawMessage[object]") -> None:
-        """A message is handed out."""
+        """Note a message that is handed out."""
         message_id = received.entry_id
         self._before.pop(message_id, None)
         self._out.append(message_id)
 
     def take_back(self, received: "RawMessage[object]") -> None:
-        """The last one was not handed out after all."""
+        """Undo `add` of the last message, which was not handed out after all."""
         if self._out and self._out[-1] == received.entry_id:
             self._out.pop()
-            self._tell()
+            self._wake()
 
     def acknowledged(self, message_id: EntryId) -> None:
-        """One message is acknowledged."""
+        """Note that a message is acknowledged."""
         self._before.pop(message_id, None)
         out, done = self._out, self._acknowledged
         if not out:
@@ -274,29 +268,29 @@ class OutstandingMessages:
         while out and out[0] in done:
             done.discard(out[0])
             self._said.discard(out.popleft())
-        self._tell()
+        self._wake()
 
     def acknowledged_up_to(self, message_id: EntryId) -> list[EntryId]:
-        """A message and all before it are acknowledged; those of them that were not before."""
+        """Note that messages up to this one are acknowledged; returns those that were not yet."""
         out, done = self._out, self._acknowledged
-        last = place_of(message_id)
+        last = sort_key(message_id)
         found = self._take_before(last)
-        while out and place_of(out[0]) <= last:
+        while out and sort_key(out[0]) <= last:
             each = out.popleft()
             self._said.discard(each)
             if each in done:
                 done.discard(each)
             else:
                 found.append(each)
-        self._tell()
+        self._wake()
         return found
 
     def said_up_to(self, message_id: EntryId) -> list[EntryId]:
-        """Note that a transaction acknowledges up to a message; return those new to it."""
-        last = place_of(message_id)
+        """Note that a transaction acknowledges up to a message; returns those not yet in one."""
+        last = sort_key(message_id)
         found = self._take_before(last)
         for each in self._out:
-            if place_of(each) > last:
+            if sort_key(each) > last:
                 break
             if each not in self._acknowledged and each not in self._said:
                 self._said.add(each)
@@ -304,9 +298,9 @@ class OutstandingMessages:
         return found
 
     def attached(self) -> None:
-        """A new attachment: everything comes again."""
-        spoken_of = self._acknowledged | self._said
-        self._before.update((each, None) for each in self._out if each not in spoken_of)
+        """Begin a new attachment, on which everything comes again."""
+        known = self._acknowledged | self._said
+        self._before.update((each, None) for each in self._out if each not in known)
         self._clear()
 
     def give_up(self) -> None:
@@ -318,10 +312,10 @@ class OutstandingMessages:
         self._out.clear()
         self._acknowledged.clear()
         self._said.clear()
-        self._tell()
+        self._wake()
 
     def _take_before(self, last: tuple[int, int, int]) -> list[EntryId]:
-        found = [each for each in self._before if place_of(each) <= last]
+        found = [each for each in self._before if sort_key(each) <= last]
         for each in found:
             del self._before[each]
         return found
@@ -333,6 +327,6 @@ class OutstandingMessages:
                 self._waiter = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._waiter,))
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if not self._out and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""Pure: the segments that an ordered consumer has, has to give back, or is given back."""
+"""The segments assigned to an ordered consumer, and how it opens and leaves them.  Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class AssignedSegment:
-    """A segment that the controller wants this consumer to read."""
+    """A segment that the controller assigns to this consumer."""
 
     segment_id: int
     hash_start: int
@@ -22,18 +22,18 @@ class AssignedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All segments that the consumer is to read, of a layout of that epoch."""
+    """All segments assigned to the consumer, of a layout of that epoch."""
 
     layout_epoch: int
     segments: tuple[AssignedSegment, ...]
 
 
-def assignment_of(told: pb.ScalableConsumerAssignment) -> Assignment:
-    """The assignment that a controller told.
+def assignment_of(message: pb.ScalableConsumerAssignment) -> Assignment:
+    """The assignment in a controller's message.
 
     Raises `NotSupported` if it shares a segment among consumers by entry buckets.
     """
-    for segment in told.segments:
+    for segment in message.segments:
         if segment.bucket_ranges:
             raise NotSupported(
                 f"The controller shares segment {segment.segment_topic} among several consumers, "
@@ -41,18 +41,18 @@ def assignment_of(told: pb.ScalableConsumerAssignment) -> Assignment:
                 "topic has segments, or set its scalableTopicEntryBucketBudget to 1."
             )
     return Assignment(
-        told.layout_epoch,
+        message.layout_epoch,
         tuple(
             AssignedSegment(
                 segment.segment_id, segment.hash_start, segment.hash_end, segment.segment_topic
             )
-            for segment in told.segments
+            for segment in message.segments
         ),
     )
 
 
 class HoldingState(Enum):
-    """Where one segment stands with the consumer."""
+    """The state of a segment in a consumer."""
 
     HELD = auto()
     """Assigned; it is open, or being opened."""
@@ -61,10 +61,11 @@ class HoldingState(Enum):
     RETURNING = auto()
     """Taken away and assigned again before it was closed."""
     GONE = auto()
+    """Not assigned, and closed."""
 
 
 class HoldingEvent(Enum):
-    """An event in the life of an assigned segment."""
+    """An event that may change the state of a segment."""
 
     ASSIGNED = auto()
     TAKEN = auto()
@@ -81,19 +82,19 @@ _TRANSITIONS: Final[Mapping[tuple[HoldingState, HoldingEvent], HoldingState]] = 
         (HoldingState.RETURNING, HoldingEvent.CLOSED): HoldingState.HELD,
     }
 )
-"""Anything else changes nothing."""
+"""Any other event changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """Subscribe to the segment."""
+    """An effect: subscribe to the segment."""
 
     segment: AssignedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveSegment:
-    """Hand out nothing more of it, and close it when what was handed out is acknowledged."""
+    """An effect: hand out no more messages, and close when those handed out are acknowledged."""
 
     segment: AssignedSegment
 
@@ -104,12 +105,9 @@ Effect = OpenSegment | LeaveSegment
 class Holdings:
     """The assigned segments.  The shell carries out the effects and reports each close (`closed`).
 
-    - An assignment is complete: what it does not name is taken away, in whatever state it is.
-    - A segment that is taken away is left in order first (nothing more is handed out, what was is
-      acknowledged); only then is it closed, which is what gives it to somebody else.
-    - A segment that is assigned again while it is being left is opened anew once it has been
-      closed, so one consumer never has it twice.
-    - The same id under another topic name is another segment.
+    A segment that is taken away is left first, and closed after that; the close lets the controller
+    give it to another consumer.  A segment that is assigned again while it is being left is opened
+    after it was closed, so a consumer never has it twice.
     """
 
     __slots__ = ("_next", "_now", "_states")
@@ -120,12 +118,12 @@ class Holdings:
         self._next: dict[int, AssignedSegment] = {}
 
     def state(self, segment_id: int) -> HoldingState:
-        """Return where a segment stands with the consumer."""
+        """The state of a segment."""
         return self._states.get(segment_id, HoldingState.GONE)
 
     @property
     def held(self) -> frozenset[int]:
-        """Ids of the segments that are open, or being opened, and stay."""
+        """The ids of the segments in state HELD."""
         return frozenset(i for i, state in self._states.items() if state is HoldingState.HELD)
 
     @property
@@ -134,10 +132,11 @@ class Holdings:
         return not self._states
 
     def assign(self, segments: Iterable[AssignedSegment]) -> list[Effect]:
-        """Take in a complete assignment."""
+        """Take a complete assignment: segments that it does not name are taken away."""
         wanted = {segment.segment_id: segment for segment in segments}
         effects: list[Effect] = []
         for segment_id in list(self._states):
+            # The same id under another topic name is another segment.
             if self._assigned_to(segment_id) != wanted.get(segment_id):
                 effects += self._apply_event(segment_id, HoldingEvent.TAKEN)
         for segment_id, segment in wanted.items():
@@ -147,13 +146,13 @@ class Holdings:
         return effects
 
     def closed(self, segment: AssignedSegment) -> list[Effect]:
-        """A segment that was left is closed."""
+        """Note that a segment that was left is closed."""
         if self._now.get(segment.segment_id) != segment:
             return []
         return self._apply_event(segment.segment_id, HoldingEvent.CLOSED)
 
     def _assigned_to(self, segment_id: int) -> AssignedSegment | None:
-        """Return the segment as the last assignment named it, if it is known."""
+        """The segment as the last assignment named it, unless it was taken away."""
         match self.state(segment_id):
             case HoldingState.HELD:
                 return self._now[segment_id]
@@ -162,9 +161,9 @@ class Holdings:
             case _:
                 return None
 
-    def _apply_event(self, segment_id: int, happening: HoldingEvent) -> list[Effect]:
+    def _apply_event(self, segment_id: int, event: HoldingEvent) -> list[Effect]:
         before = self.state(segment_id)
-        after = _TRANSITIONS.get((before, happening), before)
+        after = _TRANSITIONS.get((before, event), before)
         self._states[segment_id] = after
         match before, after:
             case ((HoldingState.GONE | HoldingState.RETURNING), HoldingState.HELD):

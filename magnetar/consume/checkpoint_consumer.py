@@ -1,4 +1,4 @@
-"""`CheckpointConsumer[T]`: reads a topic from positions that its user keeps."""
+"""`CheckpointConsumer[T]`, which reads a topic from positions that the application stores."""
 
 import asyncio
 from typing import Final, TypeVar
@@ -27,21 +27,18 @@ T = TypeVar("T")
 
 
 class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
-    """A reader of a topic from positions that its user keeps.  Made by
-    `Client.checkpoint_consumer`.
+    """Reads a topic from positions that the application stores.
 
-    - Alone it reads every segment of the topic, and new ones when a layout tells of them. In a
-      group it reads the segments that the controller gives it. Nothing is stored at brokers.
-    - Of a segment it reads what is behind its position in `start`, and everything of one that has
-      none. Of `Checkpoint.LATEST` that is: what comes after the opening; all of segments that are
-      made later.
-    - `checkpoint` has the position of every segment that it reads, up to the last message that was
-      handed out: also of those of which nothing was handed out yet, so that none begins anew. What
-      another member of the group reads is in that one's checkpoint.
-    - A position is never inside a message of several pieces, else the message would be lost: it is
-      before the first piece, and what was handed out behind that comes again.
-    - A segment that is not there any more has expired and is skipped.
-    - Messages of a child may come before the last ones of its parents, as nobody acknowledges them.
+    Made by `Client.checkpoint_consumer`.
+
+    Alone it reads every segment of the topic, also new ones.  In a group it reads the segments that
+    the controller assigns to it.  Nothing is stored at brokers.
+
+    It reads a segment from its position in `start` on, and all of a segment that has none there.
+    With `Checkpoint.LATEST` it reads the messages sent after the opening, and all of segments that
+    are created later.  A segment that no longer exists has expired and is skipped.
+
+    Messages of a child segment may come before the last ones of its parents.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         limit = settings.receiver_queue_size * INBOX_SEGMENTS
         super().__init__(Inbox(limit, settings.receiver_queue_bytes))
         self.name: Final = settings.consumer_name or random_name(context, "checkpoint-")
-        """The name by which the controller of a group knows it."""
+        """Its name at the controller of a group."""
         self._context = context
         self._given_schema = schema
         self._schema = schema
@@ -80,12 +77,12 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
             self._source = session
         self._held = HeldSegments(context, self)
         self._positions: dict[int, EntryId] = dict(start.positions)
-        """The last message that was handed out of each segment that is, or was, read."""
+        """The last message handed out of each segment that is, or was, read."""
         self._newest_at_start: int | None = None
 
     @property
     def topic(self) -> str:
-        """The topic as the broker resolved its name: `topic://...`."""
+        """The topic's name, as the broker resolved it: `topic://...`."""
         return self._source.topic
 
     @property
@@ -94,7 +91,13 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         return self._held.ids
 
     def checkpoint(self) -> Checkpoint:
-        """Where it is now: reading from there begins behind the last message handed out."""
+        """The present position: reading from there begins after the last message handed out.
+
+        It has the position of every segment that it reads, also of those of which no message was
+        handed out yet.  Segments of other members of the group are in their checkpoints.  A
+        position is never inside a chunked message, which would be lost: it is before the first
+        chunk, and messages handed out after that come again.
+        """
         ids = self._held.ids
         return Checkpoint.of(
             {i: self._before_open(i, entry) for i, entry in self._positions.items() if i in ids}
@@ -105,7 +108,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         return last if consumer is None else consumer.before_open(last)
 
     async def open(self) -> None:
-        """Begin to read.  Raises what the broker refuses, `OperationTimedOut`."""
+        """Begin to read.  Raises the broker's error, or `OperationTimedOut`."""
         timeout_s = self._context.settings.operation_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -117,7 +120,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         except TimeoutError:
             raise OperationTimedOut(
                 f"Consumer {self.name} of {self.topic} could not read all of its segments within "
-                f"{timeout_s:g} s; look whether the brokers are well, or allow more by "
+                f"{timeout_s:g} s; check whether the brokers are well, or raise "
                 "operation_timeout_s."
             ) from None
 
@@ -139,7 +142,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
     # Reader of HeldSegments
 
     async def segment_consumer(self, segment: AssignedSegment) -> SegmentConsumer:
-        """A reader of a segment, from behind its position."""
+        """A reader of a segment, from its position on."""
         start = self._positions.get(segment.segment_id)
         if start is not None:
             start = self._before_open(segment.segment_id, start)
@@ -154,9 +157,9 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         return self._start.kind is CheckpointKind.LATEST and was_there
 
     async def _end_of(self, segment: AssignedSegment) -> EntryId:
-        """The last message of a segment by now; of one without messages what is before the first.
+        """The present last message of a segment; the position before the first if it has none.
 
-        A number of its own instead of "latest", so that a checkpoint can name it.
+        A position in place of "latest", so that a checkpoint has it.
         """
         timeout_s = self._context.settings.operation_timeout_s
         probe = self._new(segment, LATEST_ENTRY, Inbox(1, 1))
@@ -179,7 +182,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         return SegmentConsumer(self._context, segment, how, inbox)
 
     def missing(self, segment: AssignedSegment, times: int) -> bool:
-        """Give it up as expired after a few tries: its broker may not know a new segment yet."""
+        """Retry a few times, as its broker may not know a new segment yet; then it has expired."""
         return times < MISSING_SEGMENT_TRIES
 
     async def part_with(self, consumer: SegmentConsumer) -> None:
@@ -189,13 +192,13 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
             self._positions[segment_id] = consumer.before_open(self._positions[segment_id])
 
     def parted(self, segment: AssignedSegment) -> None:
-        """Its position stays known, should it come back."""
+        """Keep its position, in case it comes back."""
 
     def failed(self, error: MagnetarError) -> None:
-        """End, as a segment or the session cannot be had."""
+        """Fail, as a segment or the session has failed."""
         self._inbox.fail(error)
 
-    # What there is to read
+    # Segments
 
     def _assigned(self, assignment: Assignment) -> None:
         if self._newest_at_start is None and isinstance(self._source, ControllerSession):

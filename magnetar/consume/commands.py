@@ -1,4 +1,4 @@
-"""Pure: the commands of a segment consumer, in the sizes that brokers take."""
+"""The commands of a segment consumer, in sizes that brokers accept.  Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeVar
@@ -30,14 +30,14 @@ __all__ = [
 T = TypeVar("T")
 _Kind: Final = pb.BaseCommand
 MANAGED: Final = "__pulsar.v5.managed"
-"""Says to the broker of a regular topic that a client of scalable topics has it."""
+"""The property by which the broker of a regular topic knows a client of scalable topics."""
 SEGMENT_DOMAIN: Final = "segment://"
 
 
 def subscribe_of(
     topic: str, consumer_id: int, epoch: int, how: SubscribeSettings, after: EntryId | None
 ) -> pb.BaseCommand:
-    """SUBSCRIBE; `after` is where reading goes on, of what is not durable."""
+    """The command SUBSCRIBE; without a durable cursor reading begins after `after`."""
     command = pb.CommandSubscribe(
         topic=topic,
         subscription=how.subscription,
@@ -73,7 +73,7 @@ def subscribe_of(
 
 
 def flow_of(consumer_id: int, permits: int) -> pb.BaseCommand:
-    """FLOW for so many more messages."""
+    """The command FLOW for so many more messages."""
     flow = pb.CommandFlow(consumer_id=consumer_id, message_permits=permits)
     return pb.BaseCommand(type=_Kind.FLOW, flow=flow)
 
@@ -84,7 +84,7 @@ def acks_of(
     transaction: tuple[int, int] | None = None,
 ) -> Iterator[pb.BaseCommand]:
     """Individual ACKs; in the transaction with these most and least bits."""
-    for group in _cut(acknowledgements, MAX_ACK_GROUP):
+    for group in _parts_of(acknowledgements, MAX_ACK_GROUP):
         yield _ack_of(consumer_id, pb.CommandAck.Individual, group, transaction)
 
 
@@ -101,7 +101,7 @@ def acks_up_to_of(
     single: Sequence[Acknowledgement],
     transaction: tuple[int, int],
 ) -> Iterator[pb.BaseCommand]:
-    """A cumulative ACK in a transaction, if there is one, and individual ones behind it."""
+    """The ACKs in a transaction: a cumulative one, if any, and individual ones after it."""
     if up_to is not None:
         yield cumulative_ack_of(consumer_id, up_to, transaction)
     yield from acks_of(consumer_id, single, transaction)
@@ -110,7 +110,7 @@ def acks_up_to_of(
 def damage_of(
     consumer_id: int, key: EntryKey, damage: "pb.CommandAck.ValidationError"
 ) -> pb.BaseCommand:
-    """The ACK by which the broker learns that an entry cannot be unpacked, and why."""
+    """The ACK that reports an entry that cannot be unpacked, with the reason."""
     command = _ack_of(consumer_id, pb.CommandAck.Individual, (Acknowledgement(key),), None)
     command.ack.validation_error = damage
     return command
@@ -139,9 +139,9 @@ def _ack_of(
 def redelivers_of(consumer_id: int, messages: Mapping[EntryKey, int]) -> Iterator[pb.BaseCommand]:
     """REDELIVER_UNACKNOWLEDGED_MESSAGES of these entries, or of some messages of a batch.
 
-    Brokers that know entries only do not look at the set.
+    Brokers that redeliver whole entries ignore the ack set.
     """
-    for group in _cut(list(messages.items()), MAX_REDELIVERY_GROUP):
+    for group in _parts_of(list(messages.items()), MAX_REDELIVERY_GROUP):
         again = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id)
         for (ledger_id, entry_id), bits in group:
             each = again.message_ids.add(ledger_id=to_wire(ledger_id), entry_id=to_wire(entry_id))
@@ -153,7 +153,7 @@ def redelivers_of(consumer_id: int, messages: Mapping[EntryKey, int]) -> Iterato
 
 
 def redeliver_all_of(consumer_id: int, epoch: int) -> pb.BaseCommand:
-    """REDELIVER_UNACKNOWLEDGED_MESSAGES of everything; what comes then says `epoch`."""
+    """REDELIVER_UNACKNOWLEDGED_MESSAGES of everything; later messages carry `epoch`."""
     again = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id, consumer_epoch=epoch)
     return pb.BaseCommand(
         type=_Kind.REDELIVER_UNACKNOWLEDGED_MESSAGES, redeliver_unacknowledged_messages=again
@@ -161,17 +161,17 @@ def redeliver_all_of(consumer_id: int, epoch: int) -> pb.BaseCommand:
 
 
 def close_of(consumer_id: int) -> pb.BaseCommand:
-    """CLOSE_CONSUMER."""
+    """The command CLOSE_CONSUMER."""
     close = pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=0)
     return pb.BaseCommand(type=_Kind.CLOSE_CONSUMER, close_consumer=close)
 
 
 def unsubscribe_of(consumer_id: int, *, force: bool) -> pb.BaseCommand:
-    """UNSUBSCRIBE."""
+    """The command UNSUBSCRIBE."""
     command = pb.CommandUnsubscribe(consumer_id=consumer_id, request_id=0, force=force)
     return pb.BaseCommand(type=_Kind.UNSUBSCRIBE, unsubscribe=command)
 
 
-def _cut(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+def _parts_of(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]

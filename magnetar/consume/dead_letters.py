@@ -1,4 +1,4 @@
-"""Messages that were delivered too often go to a topic of their own."""
+"""`DeadLetters`, which sends messages that were delivered too often to a topic of their own."""
 
 import asyncio
 import logging
@@ -45,15 +45,15 @@ class DeadLetterProducer(Protocol):
         properties: Mapping[str, str] | None = None,
         event_time_ms: int | None = None,
     ) -> MessageId:
-        """Send, until it is stored; None for no value at all."""
+        """Send a message and wait until it is stored; None is a message without value."""
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """Close it."""
 
 
 def dead_letter_topic(topic: str, policy: DeadLetterPolicy) -> str:
-    """Where dead letters of `topic` (a `topic://` name) go."""
+    """The name of the dead letter topic of `topic` (a `topic://` name)."""
     if policy.topic is not None:
         return policy.topic
     name = parse_topic_name(topic)
@@ -61,14 +61,12 @@ def dead_letter_topic(topic: str, policy: DeadLetterPolicy) -> str:
 
 
 class DeadLetters:
-    """The dead letters of one queue consumer, on their way to a topic of their own.
+    """Sends the dead letters of one queue consumer to a topic of their own.
 
-    - A dead letter is sent with its bytes (or none), keys and event time as they are, in pieces if
-      it is large, and says where it comes from in its properties (`REAL_TOPIC`,
-      `REAL_SUBSCRIPTION`, `ORIGIN_MESSAGE_ID`), as the Java client's.
-    - It is acknowledged only when the broker has stored it there. What cannot be sent is asked for
-      again later, and so is what is too much at a time.
-    - The producer is opened for the first of them, and again if that did not succeed.
+    A dead letter keeps its bytes (or none), keys and event time, and is chunked if it is large. Its
+    origin is in its properties `REAL_TOPIC`, `REAL_SUBSCRIPTION` and `ORIGIN_MESSAGE_ID`, as with
+    the Java client. It is acknowledged when it is stored there. One that cannot be sent, or is too
+    many at a time, is delivered again later.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class DeadLetters:
         policy: DeadLetterPolicy,
         new_producer: Callable[[str], DeadLetterProducer] | None = None,
     ) -> None:
-        """`topic` as the broker names it.  Tests give a `new_producer` of their own."""
+        """`topic` is the name that the broker resolved.  Tests replace `new_producer`."""
         self.topic: Final = dead_letter_topic(topic, policy)
         self._context = context
         self._from = topic
@@ -94,16 +92,16 @@ class DeadLetters:
         return messages[0].entry.redelivery_count > self._max_redelivery_count
 
     def take(self, messages: Sequence[RawMessage[SegmentConsumer]]) -> None:
-        """Send these in place of handing them out."""
+        """Send messages to the dead letter topic in place of handing them out."""
         for message in messages:
             message.segment.taken(message)
             if self._sending.count >= DEAD_LETTERS_IN_FLIGHT:
-                self._later(message)
+                self._redeliver_later(message)
                 continue
             self._sending.start(self._send(message))
 
     async def close(self) -> None:
-        """Give up what is being sent: it comes again."""
+        """Cancel dead letters that are being sent; they are delivered again."""
         await self._sending.end()
         opened, self._producer = self._producer, None
         if opened is None:
@@ -121,7 +119,7 @@ class DeadLetters:
         properties[REAL_SUBSCRIPTION] = self._subscription
         properties[ORIGIN_MESSAGE_ID] = str(message.entry_id)
         try:
-            producer = await self._opened()
+            producer = await self._open_producer()
             await producer.send(
                 None if own.null_value else message.payload,
                 key=_key_of(own),
@@ -137,13 +135,13 @@ class DeadLetters:
                 message.entry_id,
                 error,
             )
-            self._later(message)
+            self._redeliver_later(message)
 
-    def _later(self, message: RawMessage[SegmentConsumer]) -> None:
+    def _redeliver_later(self, message: RawMessage[SegmentConsumer]) -> None:
         message.segment.nack(message.entry_id, message.entry.redelivery_count)
 
-    async def _opened(self) -> DeadLetterProducer:
-        """The producer, which is opened once for all that wait."""
+    async def _open_producer(self) -> DeadLetterProducer:
+        """Open the producer if it is not open, once for all tasks that wait."""
         if self._producer is None or (
             self._producer.done() and (self._producer.cancelled() or self._producer.exception())
         ):
@@ -172,5 +170,5 @@ def _key_of(own: SingleMessageMetadata | MessageMetadata) -> str | bytes | None:
         try:
             return b64decode(own.partition_key, validate=True)
         except Base64Error:
-            pass  # Whoever wrote it meant something else; it stays what it is.
+            pass  # It is not base64 after all: keep the text.
     return own.partition_key

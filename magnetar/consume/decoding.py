@@ -1,4 +1,4 @@
-"""Pure: from a MESSAGE to the messages in it, and the permits they use; time is given."""
+"""`Decoder`, which decodes a MESSAGE, with chunked messages and permits.  Pure: time is given."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,21 +33,18 @@ S = TypeVar("S")
 
 
 class Permits:
-    """How many more messages one segment consumer asks its broker for.
+    """The permits of one segment consumer at its broker.
 
-    - The broker sends an entry while it has a permit left, and takes one for each message of it, so
-      a batch may bring more than was asked for. All messages of a batch count, also those that were
-      acknowledged before; Apache Pulsar does not count these. So a broker may have more permits
-      than is known here, never less: else a consumer would wait for ever. When something comes
-      though no permit should be left, what is known is put right.
-    - What the broker may send and what waits in the inbox are together at most the queue's size,
-      but for batches. Half of it is asked for at a time, when the application has taken as much.
+    The permits at the broker and the messages in the inbox are together at most the queue's size,
+    except for batches: a broker sends an entry while it has a permit, and uses one for each
+    message of it.  At least half of the queue's size is given at a time, when the application has
+    taken as many messages.
     """
 
     __slots__ = ("_at_broker", "_size", "_threshold", "_waiting")
 
     def __init__(self, queue_size: int) -> None:
-        """`queue_size` in messages, at least 1."""
+        """`queue_size` is in messages, at least 1."""
         self._size = queue_size
         self._threshold = max(1, queue_size // 2)
         self._at_broker = 0
@@ -59,27 +56,30 @@ class Permits:
         return self._waiting
 
     def reset(self) -> None:
-        """The broker knows nothing of this consumer any more, and nothing waits."""
+        """Begin again: the broker does not know this consumer any more, and the inbox is empty."""
         self._at_broker = 0
         self._waiting = 0
 
     def keep(self, messages: int) -> None:
-        """So many wait in the inbox that were not counted."""
+        """Count messages in the inbox that were not counted yet."""
         self._waiting += messages
 
     def arrived(self, messages: int, kept: int) -> None:
-        """An entry of so many messages came, of which `kept` go into the inbox."""
+        """Count an entry of so many messages, of which `kept` go into the inbox."""
+        # All messages of a batch count, though Apache Pulsar does not count those that were
+        # acknowledged before.  So the broker may have more permits than counted here, never fewer:
+        # then a consumer would wait for ever.  An entry without a permit corrects the count.
         self._at_broker = max(self._at_broker, 1) - messages
         self._waiting += kept
 
     def taken(self, messages: int = 1) -> bool:
-        """So many left the inbox; whether to ask for more."""
+        """Count messages that left the inbox; returns whether to send FLOW."""
         self._waiting -= messages
         return self._size - self._waiting - self._at_broker >= self._threshold
 
     def to_ask(self) -> int:
-        """The permits to send with FLOW now; 0 if it is not time.  They are counted as sent."""
-        # What a batch brought beyond the permits is a debt at the broker, which is filled up too.
+        """The permits to send with FLOW now, which count as sent; 0 if it is not time."""
+        # Messages of a batch beyond the permits are a debt at the broker, which is paid too.
         missing = self._size - self._waiting - self._at_broker
         if missing < self._threshold or self._waiting >= self._size:
             return 0
@@ -88,24 +88,24 @@ class Permits:
 
 
 def is_chunk(metadata: MessageMetadata) -> bool:
-    """Whether an entry is a piece of a message that has several."""
+    """Whether an entry is a chunk of a message with several."""
     return metadata.num_chunks_from_msg > 1
 
 
 @dataclass(frozen=True, slots=True)
 class AssembledChunks:
-    """The result of taking in a piece."""
+    """The result of adding a chunk."""
 
     payload: bytes | None = None
-    """The whole payload, compressed as it was sent, if this piece was the last one."""
+    """The whole payload, compressed as it was sent, if this chunk was the last one."""
     chunks: tuple[EntryKey, ...] = ()
-    """Then, all its entries."""
+    """All entries of the message, if this chunk was the last one."""
     again: tuple[EntryKey, ...] = ()
-    """Entries of messages that were given up, to be asked for again."""
+    """Entries of dropped messages, to be requested again."""
     too_old: tuple[EntryKey, ...] = ()
-    """Entries that were given up for good."""
+    """Entries of expired messages, to be acknowledged: their rest will not come any more."""
     failure: InvalidMessage | None = None
-    """More are incomplete than can be kept, and none may be given up."""
+    """The error if more messages are incomplete than can be kept, and none can be dropped."""
 
 
 @dataclass(slots=True)
@@ -118,25 +118,22 @@ class _IncompleteMessage:
     received: int = 0
 
     def takes(self, index: int, size: int) -> bool:
-        """Whether the piece of that index and size is the next one."""
+        """Whether the chunk with that index and size is the next one."""
         return index == len(self.keys) and self.received + size <= self.size
 
 
 class ChunkAssembly:
-    """The incomplete messages of one segment consumer, put together from their pieces.
+    """Assembles the chunked messages of one segment consumer.
 
-    - The pieces of a message have one `uuid`, come in order, and each is an entry of its own.
-    - A piece that is not the next one ends its message: what had come is given up, and so is the
-      piece. A piece that came before is dropped alone: it was delivered twice.
-    - Only so many messages may be incomplete at a time, with so many bytes: the oldest are given up
-      for newer ones, save that one alone may have more bytes. One that is incomplete for too long
-      is given up too. So are pieces that promise more than a limit.
-    - Who reads in order (`in_order`) gets nothing again that lies before what was acknowledged. So
-      there the oldest are not given up for newer ones: it fails. And it is known which messages lie
-      across a place, complete ones that were not acknowledged (or handed out) included
-      (`open_across`).
-    - What is given up was seen by nobody. What is too old is to be acknowledged, since its rest
-      will not come any more; anything else is to be asked for again.
+    The chunks of a message have one `uuid`, and come in order.  A chunk that is not the next one
+    drops the message and the chunk; a chunk that was delivered twice is ignored.  Above the limits
+    of messages or bytes the oldest incomplete messages are dropped, except that one alone may have
+    more bytes.  A message that is incomplete for too long, or announces too many bytes, is dropped
+    too.
+
+    With `in_order` a broker does not send again what lies before the acknowledged position.  So the
+    oldest messages are not dropped for newer ones: reading fails.  It also knows the messages that
+    span a position (`open_across`), also complete ones that are not acknowledged or handed out yet.
     """
 
     __slots__ = (
@@ -160,11 +157,13 @@ class ChunkAssembly:
         in_order: bool = False,
         ordered_pending: int = ORDERED_CHUNKED_MESSAGES,
     ) -> None:
-        """`expire_after_ms` 0: never.  Bytes: `max_size` of a message, `max_bytes` of all."""
+        """With `expire_after_ms` 0 no message expires.  `max_size` bounds the bytes of a message,
+        `max_bytes` those of all incomplete ones.
+        """
         self._in_order = in_order
         self._max_pending = max(max_pending, ordered_pending) if in_order else max_pending
         self._complete: dict[EntryKey, EntryKey] = {}
-        """In order: the first entry of those that are complete and not passed, by the last one."""
+        """With `in_order`: the first entry of each complete message not yet passed, by its last."""
         self._expire_after_ms = expire_after_ms
         self._max_size = max_size
         self._max_bytes = max_bytes
@@ -178,7 +177,7 @@ class ChunkAssembly:
     def add(
         self, key: EntryKey, metadata: MessageMetadata, piece: bytes, now_ms: int
     ) -> AssembledChunks:
-        """Take a piece in."""
+        """Add a chunk."""
         too_old = self._expired(now_ms)
         again: tuple[EntryKey, ...] = ()
         pending = self._pending.get(metadata.uuid)
@@ -211,37 +210,37 @@ class ChunkAssembly:
         if pending.received != pending.size:
             return AssembledChunks(again=(*again, *pending.keys), too_old=too_old)
         if self._in_order:
-            self.waits(pending.keys)
+            self.add_complete(pending.keys)
         return AssembledChunks(b"".join(pending.pieces), tuple(pending.keys), again, too_old)
 
     def clear(self) -> None:
-        """Forget incomplete messages, as they are delivered again; in order they are kept."""
+        """Forget incomplete messages, which are delivered again; with `in_order` keep them."""
         if not self._in_order:
             self._pending.clear()
             self._held = 0
 
-    def waits(self, keys: Sequence[EntryKey]) -> None:
-        """In order: a complete message of these entries is not acknowledged, or not handed out."""
+    def add_complete(self, keys: Sequence[EntryKey]) -> None:
+        """With `in_order`: note a complete message that is not acknowledged or handed out yet."""
         self._complete[keys[-1]] = keys[0]
 
-    def passed(self, key: EntryKey) -> None:
-        """In order: everything up to this entry is acknowledged, or handed out."""
+    def pass_up_to(self, key: EntryKey) -> None:
+        """With `in_order`: note that everything up to an entry is acknowledged or handed out."""
         for last in [each for each in self._complete if each <= key]:
             del self._complete[last]
 
     def open_across(self, key: EntryKey) -> EntryKey | None:
-        """In order: the first entry of messages that begin before an entry and end behind it."""
+        """With `in_order`: the first entry of the messages that span an entry, or None."""
         firsts = [each.keys[0] for each in self._pending.values() if each.keys]
         firsts += [first for last, first in self._complete.items() if last > key]
         return min((first for first in firsts if first <= key), default=None)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the messages that are incomplete."""
+        """Bytes of the incomplete messages."""
         return self._held
 
     def _too_much(self, metadata: MessageMetadata, size: int) -> InvalidMessage | None:
-        """In order: why a piece cannot be kept beside the others."""
+        """With `in_order`: the error if a chunk exceeds the limits."""
         known = metadata.uuid in self._pending
         if not known and metadata.chunk_id:
             return None
@@ -282,16 +281,16 @@ class ChunkAssembly:
 
 def _too_many(limit: int) -> InvalidMessage:
     return InvalidMessage(
-        f"More than {limit} messages in pieces are incomplete, and reading in order none of them "
-        "can be left out; look for producers that end in the middle of messages, or give "
+        f"More than {limit} chunked messages are incomplete, and an ordered consumer cannot skip "
+        "one; look for producers that end in the middle of messages, or give "
         "max_pending_chunked_messages a larger number."
     )
 
 
 def _too_large(limit: int) -> InvalidMessage:
     return InvalidMessage(
-        f"Messages in pieces of more than {limit} bytes are incomplete, and reading in order none "
-        "of them can be left out; look for producers that end in the middle of messages, or give "
+        f"Chunked messages of more than {limit} bytes are incomplete, and an ordered consumer "
+        "cannot skip one; look for producers that end in the middle of messages, or give "
         "max_pending_chunked_bytes a larger number."
     )
 
@@ -302,29 +301,27 @@ class DecodedEntry(Generic[S]):
 
     key: EntryKey
     permits: int = 1
-    """Permits that the broker counted it for."""
+    """Permits that the broker counted for the entry."""
     messages: list[RawMessage[S]] = field(default_factory=list)
     damage: "CommandAck.ValidationError | None" = None
     """The validation error to report to the broker."""
     why: str = ""
-    """The reason, in words, why it cannot be read here."""
+    """The reason why the entry cannot be read, in words."""
     again: tuple[EntryKey, ...] = ()
-    """Entries to be asked for again: pieces of messages that were given up."""
+    """Entries to request again: chunks of dropped messages."""
     too_old: tuple[EntryKey, ...] = ()
-    """Entries to be acknowledged: pieces of messages that will not be complete."""
+    """Entries to acknowledge: chunks of messages that will not be complete."""
     failure: InvalidMessage | None = None
-    """Why nothing of the segment can be read any more."""
+    """The error if the segment cannot be read any more."""
 
 
 class Decoder(Generic[S]):
-    """Unpacks the entries of one segment consumer; `segment` is what their messages carry.
+    """Decodes the entries of one segment consumer; `segment` is attached to their messages.
 
-    - Everything of an entry is unpacked before anything of it is handed out.
-    - What is acknowledged already, removed by compaction, or before the place where reading began
-      is left out.
-    - An entry that cannot be unpacked is reported with the reason, by which the broker counts it as
-      acknowledged: it would come for ever. One that is encrypted is left at the broker: somebody
-      may have the key.
+    Messages that are acknowledged already, removed by compaction, or before the start of reading
+    are left out.  An entry that cannot be unpacked has a validation error to report, after which
+    the broker counts it as acknowledged; otherwise it would come for ever.  An encrypted entry has
+    none, as another consumer may have the key.
     """
 
     __slots__ = ("_after", "_chunks", "_segment", "_tracker")
@@ -336,14 +333,14 @@ class Decoder(Generic[S]):
         tracker: AckTracker | None,
         after: EntryId | None = None,
     ) -> None:
-        """Without a `tracker` nothing is acknowledged.  Nothing up to `after` is handed out."""
+        """Without a `tracker` nothing is acknowledged.  Messages up to `after` are left out."""
         self._segment = segment
         self._chunks = chunks
         self._tracker = tracker
         self._after = after
 
     def decode(self, message: CommandMessage, entry: bytes | None, now_ms: int) -> DecodedEntry[S]:
-        """`entry` is None if its checksum was wrong; `now_ms` since 1970."""
+        """Decode a MESSAGE; `entry` is None if its checksum was wrong, `now_ms` is since 1970."""
         where = message.message_id
         key = from_wire(where.ledger_id), from_wire(where.entry_id)
         if entry is None:
@@ -432,7 +429,7 @@ class Decoder(Generic[S]):
                     add(RawMessage(segment, about, index, single, payload))
 
     def _visible(self, about: Entry, scanned: list[Scanned]) -> int:
-        """The bits of the messages of a batch that are there, behind where reading began."""
+        """The bits of a batch's messages after the start of reading, without compacted ones."""
         visible = 0
         for index, _, _ in scanned:
             visible |= 1 << index
@@ -449,7 +446,7 @@ class Decoder(Generic[S]):
 
 
 def permits_of(entry: bytes | None) -> int:
-    """Return the permits that the broker counts an entry for, without unpacking it."""
+    """The permits that the broker counts for an entry, without unpacking it."""
     try:
         return 1 if entry is None else max(parse_metadata(entry).num_messages_in_batch, 1)
     except FrameError:

@@ -1,4 +1,4 @@
-"""Pure: the topics of a namespace, as far as a broker has told them."""
+"""`KnownTopics`: the topics of a namespace, from snapshots and diffs of a broker.  Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["Change", "KnownTopics", "topics_hash"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The topics that came and went, in order of names."""
+    """The topics that were added and removed, in order of names."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -26,11 +26,9 @@ def topics_hash(names: Iterable[str]) -> str:
 
 
 class KnownTopics:
-    """The topics of a namespace, as far as a broker has told them.
+    """The topics of a namespace that a broker has sent.
 
-    Rules: a snapshot is complete, a diff is not; what is told again changes nothing; a topic in
-    both halves of a diff was deleted and made anew, so it is there. The hash of all names, told on
-    a reconnect, spares the broker a snapshot of what is known.
+    The hash of their names, sent on a reconnect, spares the broker a snapshot if nothing changed.
     """
 
     __slots__ = ("_names",)
@@ -40,20 +38,21 @@ class KnownTopics:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that are known."""
+        """The names of all known topics."""
         return self._names or frozenset()
 
     @property
     def hash(self) -> str | None:
-        """The hash of what is known; None if nothing was told yet."""
+        """The hash of the known names; None before the first snapshot."""
         return None if self._names is None else topics_hash(self._names)
 
     def replace(self, names: Iterable[str]) -> Change:
-        """A snapshot."""
+        """Take a snapshot, which is complete; returns the difference."""
         before, self._names = self.names, frozenset(names)
         added, removed = self._names - before, before - self._names
         return Change(tuple(sorted(added)), tuple(sorted(removed)))
 
     def apply(self, added: Iterable[str], removed: Iterable[str]) -> Change:
-        """A diff."""
+        """Take a diff; returns the difference."""
+        # A topic in both halves was deleted and created again, so it exists.
         return self.replace((self.names - frozenset(removed)) | frozenset(added))

@@ -1,8 +1,4 @@
-"""Pure: one message, as it comes out of an entry and as a consumer hands it out.
-
-What all messages of an entry share is in one `Entry`.  Nothing here knows consumers, but the
-`segment` of a message is the segment consumer that is told when the message is taken.
-"""
+"""A message as decoded from an entry, and as a consumer hands it out.  Pure."""
 
 from base64 import b64decode
 from binascii import Error as Base64Error
@@ -21,9 +17,9 @@ __all__ = ["Entry", "EntryKey", "Message", "RawMessage"]
 T = TypeVar("T")
 S_co = TypeVar("S_co", covariant=True)
 EntryKey = tuple[int, int]
-"""Ledger and entry."""
+"""The ids of the ledger and the entry."""
 MESSAGE_OVERHEAD_BYTES: Final = 200
-"""Bytes that a message is counted for beside its payload."""
+"""Bytes that count for a message beside its payload."""
 
 
 _NOT_DECODED: Final = object()
@@ -31,7 +27,7 @@ _NO_POSITIONS: Final[Positions] = MappingProxyType({})
 
 
 class Entry:
-    """The part that all messages of one entry share."""
+    """The data that all messages of one entry share."""
 
     __slots__ = ("batch_size", "chunks", "key", "metadata", "partition", "redelivery_count")
 
@@ -49,13 +45,13 @@ class Entry:
         self.redelivery_count: Final = redelivery_count
         self.metadata: Final = metadata
         self.batch_size: Final = batch_size
-        """0: not a batch."""
+        """Messages in the batch; 0 if it is not a batch."""
         self.chunks: Final = chunks
         """All entries of a chunked message; `key` is the last one."""
 
 
 class RawMessage(Generic[S_co]):
-    """One message; `segment` is what it came from."""
+    """One decoded message; `segment` is the segment consumer that received it."""
 
     __slots__ = ("_single", "_single_bytes", "batch_index", "entry", "payload", "segment")
 
@@ -77,12 +73,12 @@ class RawMessage(Generic[S_co]):
 
     @property
     def size(self) -> int:
-        """Bytes that it is counted for."""
+        """Bytes that count for it in an inbox."""
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
     @property
     def entry_id(self) -> EntryId:
-        """Where it is in its segment."""
+        """Its id in the segment."""
         entry = self.entry
         first = entry.chunks[0] if entry.chunks else None
         ledger_id, entry_id = entry.key
@@ -92,7 +88,7 @@ class RawMessage(Generic[S_co]):
 
     @property
     def single(self) -> SingleMessageMetadata | None:
-        """Its own metadata in a batch; None if it is not of a batch."""
+        """Its own metadata in a batch; None for a message alone in its entry."""
         if self._single is None and self._single_bytes is not None:
             self._single = SingleMessageMetadata.FromString(self._single_bytes)
             self._single_bytes = None
@@ -100,15 +96,15 @@ class RawMessage(Generic[S_co]):
 
     @property
     def own_metadata(self) -> SingleMessageMetadata | MessageMetadata:
-        """Where key, properties, event time and sequence id of this message are."""
+        """The metadata with the key, properties and event time of this message."""
         return self.single or self.entry.metadata
 
 
 class Message(Generic[T]):
-    """A message as a consumer hands it out; consumers make it.
+    """A message that a consumer hands out; immutable.
 
-    Rules: nothing is parsed or decoded before it is asked for, and the value once; what a message
-    says never changes; two messages are never equal, their ids may be.
+    Metadata and value are parsed when they are first used.  Two messages are never equal, but their
+    ids may be.
     """
 
     __slots__ = (
@@ -131,9 +127,9 @@ class Message(Generic[T]):
     ) -> None:
         """`positions` is the position vector of an ordered consumer, which must not change."""
         self.received: Final = received
-        """For consumers: where it came from."""
+        """The decoded message, for consumers."""
         self.topic: Final = topic
-        """The topic that was subscribed to, as the broker names it."""
+        """The topic of the subscription, as the broker resolved its name."""
         self.segment_id: Final = segment_id
         self._schema = schema
         self._positions = positions
@@ -145,9 +141,9 @@ class Message(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value, decoded when it is first asked for; None for a message without a value.
+        """The value, decoded at the first use; None for a message without a value.
 
-        Raises `InvalidMessage` if the bytes are none of the schema, each time.
+        Raises `InvalidMessage`, at each use, if the schema cannot decode the bytes.
         """
         if self._value is _NOT_DECODED:
             self._value = (
@@ -162,17 +158,17 @@ class Message(Generic[T]):
 
     @property
     def is_null(self) -> bool:
-        """Whether it has no value, which for a key says that it is gone."""
+        """Whether it has no value, which marks its key as deleted."""
         return self.received.own_metadata.null_value
 
     @property
     def id(self) -> MessageId:
-        """Where it is, and how far the consumer had come."""
+        """The id, with the position vector if the consumer is ordered."""
         return MessageId(self.received.entry_id, self.segment_id, self._positions)
 
     @property
     def key(self) -> str | None:
-        """The key; base64 of it if the producer gave bytes (`has_bytes_key`)."""
+        """The key, in base64 if the producer gave bytes (`has_bytes_key`)."""
         own = self.received.own_metadata
         return own.partition_key if own.HasField("partition_key") else None
 
@@ -194,7 +190,7 @@ class Message(Generic[T]):
 
     @property
     def ordering_key(self) -> bytes | None:
-        """The key by which messages are kept together in place of `key`."""
+        """The key that replaces `key` where consumers share keys."""
         own = self.received.own_metadata
         return own.ordering_key if own.HasField("ordering_key") else None
 
@@ -208,7 +204,7 @@ class Message(Generic[T]):
 
     @property
     def publish_time_ms(self) -> int:
-        """When the producer sent it, by its clock, in milliseconds since 1970."""
+        """The time when the producer sent it, by its clock, in milliseconds since 1970."""
         return self.received.entry.metadata.publish_time
 
     @property
@@ -218,7 +214,7 @@ class Message(Generic[T]):
 
     @property
     def redelivery_count(self) -> int:
-        """How many times it was handed to a consumer of the subscription before."""
+        """The number of earlier deliveries to consumers of the subscription."""
         return self.received.entry.redelivery_count
 
     @property
@@ -228,7 +224,7 @@ class Message(Generic[T]):
 
     @property
     def sequence_id(self) -> int:
-        """The number that its producer gave it."""
+        """The sequence id that its producer gave it."""
         single = self.received.single
         if single is not None and single.HasField("sequence_id"):
             return from_wire(single.sequence_id)
@@ -236,7 +232,7 @@ class Message(Generic[T]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the payload, unpacked."""
+        """Bytes of the payload, decompressed."""
         return len(self.received.payload)
 
     @property

@@ -1,4 +1,4 @@
-"""Consumers of all topics of a namespace, and the watch that tells which topics there are."""
+"""Consumers of all topics of a namespace, and the watch of a namespace's topics."""
 
 import asyncio
 import logging
@@ -66,15 +66,10 @@ _NO_VECTORS: Final[_Vectors] = MappingProxyType({})
 
 
 class NamespaceWatch(Attachment):
-    """Follows which scalable topics a namespace has, over reconnects.
+    """Follows the scalable topics of a namespace, over reconnects.
 
-    - Any broker is asked (WATCH_SCALABLE_TOPICS); it tells all topics that have the properties
-      asked for, and then what came and what went.
-    - After a reconnect the hash of what is known goes along; a broker where nothing changed says
-      nothing then, so silence is an answer.
-    - Listeners are told of what came and went, in the turn in which it is told; of a snapshot only
-      the difference.
-    - An error, once topics were told, is not the end (`Refusals`).
+    Any broker answers a WATCH_SCALABLE_TOPICS: it sends all topics with the requested properties,
+    and then each change.  Once topics were received, an error is retried (`Refusals`).
     """
 
     def __init__(
@@ -88,8 +83,10 @@ class NamespaceWatch(Attachment):
         quiet_s: float = NAMESPACE_QUIET_S,
         max_topics: int = NAMESPACE_TOPICS,
     ) -> None:
-        """Watch `tenant/namespace`.  `changed` is told of each change, the first snapshot included;
-        `ended` why the watch ended by itself, should it.  Raises `InvalidNamespaceName`.
+        """Watch `tenant/namespace`.
+
+        `changed` is called with each change as it arrives, also with the first snapshot; `ended` is
+        called with the error if the watch fails.  Raises `InvalidNamespaceName`.
         """
         super().__init__(context)
         self._namespace: Final = str(parse_namespace_name(namespace))
@@ -105,39 +102,44 @@ class NamespaceWatch(Attachment):
 
     @property
     def topics(self) -> frozenset[str]:
-        """The names that are known: `topic://...`."""
+        """The names of the known topics: `topic://...`."""
         return self._known.names
 
     # Attachment
 
     def describe(self) -> str:
-        """Name the watch for error messages."""
+        """Its name in errors."""
         return f"The watch of the topics of {self._namespace}"
 
     async def find(self) -> Connection:
-        """Any broker."""
+        """A connection to any broker."""
         return await self.context.pool.any()
 
     async def attach(self, connection: Connection) -> None:
-        """Ask; until the first snapshot."""
+        """Open the watch and wait for the first answer.
+
+        Raises `NotSupported` if the broker has no scalable topics, and `OperationTimedOut`.
+        """
         if not connection.features.supports_scalable_topics:
             raise NotSupported(
                 f"The broker at {connection.address} has no scalable topics; switch them on there "
                 "(Apache Pulsar: scalableTopicsEnabled), or use a broker of version 5."
             )
         connection.attach(PeerKind.NAMESPACE, self._watch_id, self)
-        silence_says_no = self._refusals.granted_before
+        # After a reconnect the request has the hash of the known names.  A broker where nothing
+        # changed sends nothing then, so silence is an answer.
+        silence_is_answer = self._refusals.granted_before
         timeout_s = self.context.settings.operation_timeout_s
         self._first = first = self.context.loop.create_future()
         try:
             connection.send(self._watch())
-            async with asyncio.timeout(self._quiet_s if silence_says_no else timeout_s):
+            async with asyncio.timeout(self._quiet_s if silence_is_answer else timeout_s):
                 await first
         except TimeoutError:
-            if not silence_says_no:
+            if not silence_is_answer:
                 raise OperationTimedOut(
-                    f"The broker has not told the topics of {self._namespace} within "
-                    f"{timeout_s:g} s; look whether it is overloaded, or allow more by "
+                    f"The broker did not send the topics of {self._namespace} within "
+                    f"{timeout_s:g} s; check whether it is overloaded, or raise "
                     "operation_timeout_s."
                 ) from None
         except BrokerError as error:
@@ -146,7 +148,7 @@ class NamespaceWatch(Attachment):
             self._first = None
 
     async def leave(self, connection: Connection) -> None:
-        """End the watch; the broker does not answer that."""
+        """Close the watch; the broker does not answer that."""
         close = pb.CommandWatchScalableTopicsClose(watch_id=self._watch_id)
         connection.send(
             pb.BaseCommand(
@@ -155,13 +157,13 @@ class NamespaceWatch(Attachment):
         )
 
     def failed(self, error: MagnetarError) -> None:
-        """The watch has ended by itself."""
+        """Report the error of the watch."""
         self._ended(error)
 
     # Handler
 
     def received(self, frame: Frame) -> None:
-        """Topics, or why there are none."""
+        """Take topics, or an error in their place."""
         refusal = error_in(frame.command)
         if refusal is not None:
             self._refused(refusal)
@@ -177,7 +179,7 @@ class NamespaceWatch(Attachment):
             self._first.set_result(None)
 
     def connection_lost(self, error: ConnectionLost) -> None:
-        """The watch is gone with it."""
+        """Lose the watch, and fail the first answer if it has not come."""
         super().connection_lost(error)
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
@@ -208,8 +210,8 @@ class NamespaceWatch(Attachment):
 
 def _too_many(namespace: str, count: int) -> NotSupported:
     return NotSupported(
-        f"Namespace {namespace} has {count} topics that match, and one consumer takes at most "
-        f"{NAMESPACE_TOPICS}; use properties to choose among them, or consumers of topics."
+        f"Namespace {namespace} has {count} topics that match, and one consumer can have at most "
+        f"{NAMESPACE_TOPICS}; choose among them by properties, or use consumers of topics."
     )
 
 
@@ -220,71 +222,62 @@ class TopicConsumer(Protocol):
         """Subscribe."""
 
     async def close(self) -> None:
-        """End it."""
+        """Close it."""
 
 
 C = TypeVar("C", bound=TopicConsumer)
 
 
 class _ReadyMessages(Generic[T, C]):
-    """The next messages of all topics, in the order in which they are handed out; bounded."""
+    """A bounded queue of the next messages of all topics."""
 
     def __init__(self) -> None:
         self._messages: deque[tuple[str, C, int, Message[T]]] = deque()
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._not_full = asyncio.Event()
         self._error: MagnetarError | None = None
 
     async def put(
         self, topic: str, consumer: C, times_back: int, messages: list[Message[T]]
     ) -> None:
-        """Waits while there is no room."""
+        """Append messages; waits while the queue is full."""
         while len(self._messages) >= NAMESPACE_READY:
-            self._room.clear()
-            await self._room.wait()
+            self._not_full.clear()
+            await self._not_full.wait()
         self._messages.extend((topic, consumer, times_back, message) for message in messages)
-        self._news.set()
+        self._arrived.set()
 
     def take_nowait(self) -> tuple[str, C, int, Message[T]] | None:
-        """The next one, if there is one."""
+        """Remove and return the next message, or None."""
         if not self._messages:
             return None
-        self._room.set()
+        self._not_full.set()
         return self._messages.popleft()
 
     async def arrival(self) -> None:
-        """Wait until there may be one.  Raises the error that `fail` was given."""
+        """Wait until there may be a message.  Raises the error given to `fail`."""
         if self._error is not None:
             raise self._error
-        self._news.clear()
-        await self._news.wait()
+        self._arrived.clear()
+        await self._arrived.wait()
 
     def fail(self, error: MagnetarError) -> None:
-        """Raise this to whoever waits: nothing more will come."""
+        """Raise the error in `arrival` from now on: no more messages will come."""
         self._error = self._error or error
-        self._news.set()
+        self._arrived.set()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all messages."""
         self._messages.clear()
 
 
 class _NamespaceConsumer(Consumer[T], Generic[T, C]):
     """A consumer of all topics of a namespace, or of those with certain properties.
 
-    - Each topic is consumed on its own, as `<name>-<local name>`; topics that come later too, and
-      those that go are closed. No topic is made by that, and none that was deleted comes back.
-    - It opens only when all topics that are there then are subscribed to. What fails later is tried
-      again for as long as the topic is there, with pauses that grow; the others go on.
-    - The messages of a topic are handed out in its order; topics take turns.
-    - In order, each message carries the position vectors of all topics: acknowledging it
-      acknowledges everything that was handed out before it, also in a transaction.
-    - When a transaction that acknowledged does not commit, everything of all topics that is not
-      acknowledged is handed out once more (`StreamConsumer`). Messages from before are not
-      acknowledged any more, as they would acknowledge what waits here to be handed out again.
-    - A topic that goes, or whose consumer is made anew, before everything handed out of it was
-      acknowledged is in no transaction, and no transaction acknowledges until everything comes
-      again.
+    Each topic has a consumer of its own, named `<name>-<local name>`.  It creates no topics.
+    Opening waits until all present topics are subscribed to.  A topic that fails later is retried
+    with growing pauses for as long as it exists, while the others go on.  The messages of a topic
+    are handed out in its order, and topics take turns.
     """
 
     def __init__(
@@ -293,7 +286,7 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
         """Raises `InvalidNamespaceName`."""
         super().__init__()
         self.name: Final = name
-        """The beginning of the names of the topics' consumers."""
+        """The prefix of the names of the topics' consumers."""
         self._context = context
         self._watch = NamespaceWatch(
             context, namespace, properties, changed=self._changed, ended=self._failed
@@ -306,7 +299,7 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
         self._consuming = BackgroundTasks()
         """Those, and the tasks that end because their topics have gone."""
         self._firsts: list[asyncio.Future[None]] | None = []
-        """The outcomes of the topics that are there at the opening; None afterwards."""
+        """The outcomes of the topics that exist at the opening; None afterwards."""
         self._openings = asyncio.Semaphore(NAMESPACE_OPENINGS)
 
     @property
@@ -315,7 +308,7 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
         return frozenset(self._consumers)
 
     async def open(self) -> None:
-        """Subscribe to all topics that are there.  Raises why that cannot be."""
+        """Subscribe to all present topics.  Raises the first error."""
         await self._watch.open(self._context.settings.operation_timeout_s)
         firsts, self._firsts = self._firsts or [], None
         await asyncio.gather(*firsts)
@@ -329,7 +322,7 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
 
     @abstractmethod
     def _consumer_of(self, topic: str, local_name: str) -> C:
-        """A new consumer of a topic, not opened; it makes no topic."""
+        """A new consumer of a topic, not open; it must not create the topic."""
 
     @abstractmethod
     async def _next_of(self, consumer: C) -> list[Message[T]]:
@@ -340,27 +333,27 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
         """The message for the user."""
 
     def _times_back(self, consumer: C) -> int:
-        """How often everything of a topic has come again."""
+        """The number of times that everything of a topic was handed out again."""
         return 0
 
     def _forget(self, topic: str) -> None:
-        """The topic has gone."""
+        """Called when a topic no longer exists."""
 
     def _ended(self, topic: str, consumer: C) -> None:
-        """A topic's consumer hands out nothing more."""
+        """Called when a topic's consumer has ended."""
 
     # Consumer
 
-    def _take_at_hand(self) -> Message[T] | None:
+    def _take_nowait(self) -> Message[T] | None:
         while (found := self._ready.take_nowait()) is not None:
             topic, consumer, times_back, message = found
             if self._consumers.get(topic) is consumer and times_back == self._times_back(consumer):
                 return self._hand_out(topic, message)
-            # It comes again: its consumer is closed, or has gone back.
+            # The message comes again: its consumer is closed, or hands out everything again.
         return None
 
     async def _next(self) -> Message[T]:
-        while (message := self._take_at_hand()) is None:
+        while (message := self._take_nowait()) is None:
             await self._ready.arrival()
         return message
 
@@ -385,7 +378,7 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
             self._tasks[topic] = self._consuming.start(self._consume(topic, first))
 
     async def _consume(self, topic: str, first: asyncio.Future[None] | None) -> None:
-        """Consume a topic until it goes."""
+        """Consume a topic until the task is cancelled, as the topic no longer exists."""
         backoff = self._context.backoff(NAMESPACE_RETRY_LIMIT_S)
         local_name = parse_topic_name(topic).local_name
         while True:
@@ -400,7 +393,7 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
                     messages = await self._next_of(consumer)
                     await self._ready.put(topic, consumer, self._times_back(consumer), messages)
             except MagnetarError as error:
-                # What went between the listing and the subscription is no failure.
+                # A topic that was deleted since the snapshot is no failure of the opening.
                 resolve(first, None if isinstance(error, TopicNotFound) else error)
                 _log.warning("topic_not_consumed topic=%s error=%s", topic, error)
             finally:
@@ -413,7 +406,11 @@ class _NamespaceConsumer(Consumer[T], Generic[T, C]):
 
 
 class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
-    """Shares the messages of all topics with others.  See `_NamespaceConsumer`."""
+    """Shares the messages of all topics of a namespace with other consumers, in no order.
+
+    Opening waits until all present topics are subscribed to.  A topic that fails later is retried
+    with growing pauses, while the others go on.
+    """
 
     def __init__(
         self,
@@ -462,8 +459,8 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
         """Acknowledge a message.  See `QueueConsumer.ack`."""
         check_loop(self._loop)
         if self._closing is not None:
-            raise AlreadyClosed("The consumer is closed; its messages come again to others.")
-        consumer = self._reader_of(message)
+            raise AlreadyClosed("The consumer is closed; other consumers get its messages.")
+        consumer = self._consumer_for(message)
         if consumer is None:
             try:
                 return _lost(message.topic, transaction)
@@ -474,26 +471,26 @@ class NamespaceQueueConsumer(_NamespaceConsumer[T, QueueConsumer[T]]):
         return consumer.ack(message, transaction=transaction, wait=wait)
 
     def nack(self, message: Message[T]) -> None:
-        """A message could not be processed: it comes again later."""
+        """Have a message delivered again later, as it could not be processed."""
         check_loop(self._loop)
-        consumer = self._reader_of(message)
+        consumer = self._consumer_for(message)
         if consumer is not None:
             consumer.nack(message)
 
-    def _reader_of(self, message: Message[T]) -> QueueConsumer[T] | None:
-        """Return the consumer of its topic, if there is one.  Raises `InvalidArgument`."""
+    def _consumer_for(self, message: Message[T]) -> QueueConsumer[T] | None:
+        """The consumer of the message's topic, if there is one.  Raises `InvalidArgument`."""
         check_message(message, None)
         consumer = self._consumers.get(message.topic)
         if consumer is None and not isinstance(message, NamespaceMessage):
             raise InvalidArgument(
-                f"{message.topic} is not read by {self.name}; give the message to the consumer "
-                "that gave it."
+                f"{message.topic} is not read by {self.name}; pass the message to the consumer "
+                "that received it."
             )
         return consumer
 
 
 class NamespaceMessage(Message[T]):
-    """A message whose id names its topic, and the position vectors of all topics if there are."""
+    """A message with an id that has its topic, and the position vectors of all topics if any."""
 
     __slots__ = ("_positions_of_topics", "times_back")
 
@@ -509,17 +506,28 @@ class NamespaceMessage(Message[T]):
         )
         self._positions_of_topics = positions_of_topics
         self.times_back = times_back
-        """How often everything had come again when it was handed out."""
+        """The number of redeliveries of everything before it was handed out."""
 
     @property
     def id(self) -> MessageId:
-        """Where it is, and how far the consumer had come on all topics."""
+        """The id, with the topic and the position vectors of all topics."""
         vectors = self._positions_of_topics
         return replace(super().id, topic=self.topic, positions_of_topics=vectors)
 
 
 class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
-    """Reads its share of the segments of all topics, in order.  See `_NamespaceConsumer`."""
+    """Reads its share of the segments of all topics of a namespace, in order.
+
+    Each message carries the position vectors of all topics: acknowledging it acknowledges
+    everything that was handed out before it, also in a transaction.
+
+    If a transaction that acknowledged does not commit, everything of all topics that is not
+    acknowledged is handed out again (`StreamConsumer`).  Messages received before that can then not
+    be acknowledged any more.
+
+    If a topic's consumer ends before all its messages were acknowledged, no transaction can
+    acknowledge until everything was handed out again.
+    """
 
     def __init__(
         self,
@@ -542,29 +550,30 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         """The last vector of each topic that was acknowledged without a transaction."""
         self._all_times_back = 0
         self._lost: str | None = None
-        """A topic of which something may be done twice, until everything comes again."""
+        """A topic whose messages may be processed twice, until everything is handed out again."""
 
     def _consumer_of(self, topic: str, local_name: str) -> StreamConsumer[T]:
         how = replace(self._settings, consumer_name=f"{self.name}-{local_name}")
         consumer = StreamConsumer(
             self._context, topic, self._subscription, self._schema, how, create_if_missing=False
         )
-        consumer.on_going_back = partial(self._went_back, consumer)
+        consumer.on_going_back = partial(self._redeliver_others, consumer)
         return consumer
 
     def _times_back(self, consumer: StreamConsumer[T]) -> int:
         return consumer.times_back
 
     def redeliver_unacknowledged(self) -> None:
-        """Hand out once more, of all topics, everything that is not acknowledged.
+        """Hand out again, of all topics, everything that is not acknowledged.
 
-        As `StreamConsumer.redeliver_unacknowledged`.
+        See `StreamConsumer.redeliver_unacknowledged`.
         """
         check_loop(self._loop)
-        self._went_back(None)
+        self._redeliver_others(None)
 
-    def _went_back(self, consumer: StreamConsumer[T] | None) -> None:
-        """The vectors of one topic are in the ids of the others."""
+    def _redeliver_others(self, consumer: StreamConsumer[T] | None) -> None:
+        """Redeliver all topics but that of `consumer`, which is redelivered already."""
+        # The position vectors of one topic are in the ids of the others.
         self._all_times_back += 1
         for each in self._consumers.values():
             if each is not consumer:
@@ -600,15 +609,15 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
     ) -> Awaitable[None]:
         """Acknowledge this message and all that were handed out before it, of all topics.
 
-        As `StreamConsumer.ack`.
+        See `StreamConsumer.ack`.
         """
         check_loop(self._loop)
         if self._closing is not None:
-            raise AlreadyClosed("The consumer is closed; its messages come again to others.")
+            raise AlreadyClosed("The consumer is closed; other consumers get its messages.")
         if not isinstance(message, Message) or not message.id.positions_of_topics:
             raise InvalidArgument(
-                f"{message!r} was not received from the topics of a namespace in order; give it to "
-                "the consumer that gave it."
+                f"{message!r} was not received by an ordered consumer of a namespace; pass it to "
+                "the consumer that received it."
             )
         try:
             self._check_not_from_before(message)
@@ -622,15 +631,19 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
         return Outcomes(outcomes) if outcomes else DONE
 
     def _check_not_from_before(self, message: Message[T]) -> None:
-        """Refuse a message from before a redelivery: what comes again may wait here, unseen."""
+        """Refuse a message from before a redelivery.
+
+        It would acknowledge messages that are queued here to be handed out again.
+        """
         if isinstance(message, NamespaceMessage) and message.times_back == self._all_times_back:
             return
         for topic, positions in message.id.positions_of_topics.items():
             consumer = self._consumers.get(topic)
             if consumer is not None and not consumer.is_acknowledged(positions):
                 raise TransactionConflict(
-                    f"Messages of {topic} up to this one come again, as a transaction did not "
-                    "commit or they were asked for; acknowledge it when it is received once more."
+                    f"Messages of {topic} up to this one are handed out again, as a transaction "
+                    "did not commit or a redelivery was requested; acknowledge it when it is "
+                    "received again."
                 )
 
     def _ack_all(
@@ -656,9 +669,12 @@ class NamespaceStreamConsumer(_NamespaceConsumer[T, StreamConsumer[T]]):
 
 
 def _lost(topic: str, transaction: AckTransaction | None) -> Awaitable[None]:
-    """Skip a topic that is not consumed now; its messages come again.  Raises in a transaction."""
+    """Skip a topic that is not consumed now, as its messages come again.
+
+    Raises `AlreadyClosed` in a transaction.
+    """
     if transaction is not None:
         raise AlreadyClosed(
-            f"{topic} is not consumed any more; abort the transaction, and open it anew."
+            f"{topic} is not consumed any more; abort the transaction, and begin a new one."
         )
     return DONE

@@ -1,4 +1,4 @@
-"""The segments of an ordered consumer: their assignment, their consumers, their one inbox."""
+"""The segments of an ordered consumer: their assignment, their consumers and their inbox."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
@@ -45,14 +45,14 @@ __all__ = [
     "OrderedReader",
     "OrderedSegment",
     "SegmentReader",
-    "can_be_told_to_leave",
+    "supports_unsubscribe",
 ]
 
 
 _M1: Final = "Pulsar Server5.0.0-M1"
 
 
-def can_be_told_to_leave(server_version: str) -> bool:
+def supports_unsubscribe(server_version: str) -> bool:
     """Whether a broker knows SCALABLE_TOPIC_UNSUBSCRIBE: all but 5.0.0-M1 do."""
     rest = server_version.removeprefix(_M1)
     return rest == server_version or rest[:1].isdigit()
@@ -61,14 +61,10 @@ def can_be_told_to_leave(server_version: str) -> bool:
 class ControllerSession(Attachment):
     """The registration of an ordered consumer with the controller of its topic.
 
-    - Each attempt asks anew who the controller is (a layout, looked at once), and subscribes there
-      under the same consumer name: the controller gives back what the consumer had.
-    - An assignment is complete. They count in the order in which they arrive, whether as the answer
-      or unasked; one of an older layout than the last is ignored. A new registration begins anew
-      with that, since the topic may have been made anew.
-    - While the session is lost the consumer keeps what it has, as the controller does for it.
-    - `close` says so to the controller, which then deals at once. 5.0.0-M1 does not know how to be
-      told, and would end the connection: it is told nothing.
+    Each attempt to attach looks up the controller, and subscribes there under the same consumer
+    name; the controller then gives the same segments again.  Assignments take effect in the order
+    in which they arrive; one of an older layout than the last is ignored.  While the session is
+    lost the consumer keeps its segments.
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class ControllerSession(Attachment):
         *,
         create_if_missing: bool = True,
     ) -> None:
-        """Register for `topic`, as the user named it.  Raises `InvalidTopicName`."""
+        """`topic` is the name as the user gave it.  Raises `InvalidTopicName`."""
         super().__init__(context)
         self._asked: Final = topic
         self._subscription: Final = subscription
@@ -94,11 +90,11 @@ class ControllerSession(Attachment):
         self._epoch = -1
         self._refusals = Refusals()
         self._assigned: Callable[[Assignment], None] | None = None
-        self._told: Callable[[MagnetarError], None] | None = None
+        self._failure_listener: Callable[[MagnetarError], None] | None = None
 
     @property
     def topic(self) -> str:
-        """The topic as the broker resolved its name: `topic://...`."""
+        """The topic's name, as the broker resolved it: `topic://...`."""
         return self._topic
 
     @property
@@ -107,21 +103,21 @@ class ControllerSession(Attachment):
         return self._first_layout
 
     def on_assignment(self, listener: Callable[[Assignment], None]) -> None:
-        """Tell this listener, the only one, of every assignment; called before `open`."""
+        """Set the listener that is called with every assignment; before `open`."""
         self._assigned = listener
 
     def on_failure(self, listener: Callable[[MagnetarError], None]) -> None:
-        """Tell this listener, the only one, why the session has ended by itself, should it."""
-        self._told = listener
+        """Set the listener that is called with the error if the session fails."""
+        self._failure_listener = listener
 
     # Attachment
 
     def describe(self) -> str:
-        """Name the session for error messages."""
+        """Its name in errors."""
         return f"Consumer {self._consumer_name} of {self._subscription} on {self._asked}"
 
     async def find(self) -> Connection:
-        """The broker that leads the topic."""
+        """A connection to the broker that has the controller of the topic."""
         may_create = self._create_if_missing and not self._refusals.granted_before
         watch = LayoutWatch(self.context, self._asked, create_if_missing=may_create)
         try:
@@ -139,13 +135,13 @@ class ControllerSession(Attachment):
         return await pool.at(watch.controller_url)
 
     async def attach(self, connection: Connection) -> None:
-        """Register, until the controller answers."""
+        """Register, and wait for the controller's answer.  Raises `OperationTimedOut`."""
         timeout_s = self.context.settings.operation_timeout_s
-        self._epoch = -1
+        self._epoch = -1  # The topic may have been created again, with lower epochs.
         answer: asyncio.Future[None] = self.context.loop.create_future()
 
         def answered(outcome: pb.BaseCommand | MagnetarError) -> None:
-            # Not later: an assignment that comes behind the answer counts more.
+            # At once: an assignment that comes after the answer must replace that of the answer.
             if answer.done():
                 return
             if isinstance(outcome, MagnetarError):
@@ -161,8 +157,8 @@ class ControllerSession(Attachment):
                 await answer
         except TimeoutError:
             raise OperationTimedOut(
-                f"The controller of {self._topic} has not answered within {timeout_s:g} s; look "
-                "whether its broker is overloaded, or allow more by operation_timeout_s."
+                f"The controller of {self._topic} did not answer within {timeout_s:g} s; check "
+                "whether its broker is overloaded, or raise operation_timeout_s."
             ) from None
         except BrokerError as error:
             raise self._refusals.judge(error) from error
@@ -171,8 +167,9 @@ class ControllerSession(Attachment):
         self._refusals.granted()
 
     async def leave(self, connection: Connection) -> None:
-        """SCALABLE_TOPIC_UNSUBSCRIBE, where that is known."""
-        if can_be_told_to_leave(connection.server_version):
+        """Send SCALABLE_TOPIC_UNSUBSCRIBE, so that the controller assigns the segments at once."""
+        # 5.0.0-M1 does not know the command, and would close the connection.
+        if supports_unsubscribe(connection.server_version):
             leaving = pb.CommandScalableTopicUnsubscribe(
                 request_id=0, consumer_id=self._consumer_id
             )
@@ -185,20 +182,20 @@ class ControllerSession(Attachment):
             )
 
     def failed(self, error: MagnetarError) -> None:
-        """The session has ended by itself."""
-        if self._told is not None:
-            self._told(error)
+        """Report the error of the session."""
+        if self._failure_listener is not None:
+            self._failure_listener(error)
 
     # Handler
 
     def received(self, frame: Frame) -> None:
-        """An assignment that nobody asked for."""
+        """Take an unasked assignment."""
         if frame.command.type == pb.BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE:
             self._take(frame.command.scalable_topic_assignment_update.assignment)
 
-    def _take(self, told: pb.ScalableConsumerAssignment) -> None:
+    def _take(self, message: pb.ScalableConsumerAssignment) -> None:
         try:
-            assignment = assignment_of(told)
+            assignment = assignment_of(message)
         except NotSupported as error:
             self.again(error)
             return
@@ -226,23 +223,23 @@ class SegmentReader(Protocol):
     """The consumer that reads the segments of `HeldSegments`."""
 
     async def segment_consumer(self, segment: AssignedSegment) -> SegmentConsumer:
-        """A new consumer of the segment, not opened.  Raises why there is none."""
+        """A new consumer of the segment, not open.  Raises an error if it cannot make one."""
 
     def missing(self, segment: AssignedSegment, times: int) -> bool:
-        """The broker knows no such segment, so many times in a row; whether to go on asking."""
+        """Called when the broker did not know the segment `times` in a row; whether to retry."""
 
     async def part_with(self, consumer: SegmentConsumer) -> None:
-        """Return when an open segment that was taken away can be closed."""
+        """Wait until an open segment that was taken away can be closed."""
 
     def parted(self, segment: AssignedSegment) -> None:
-        """The segment is closed."""
+        """Called when the segment is closed."""
 
     def failed(self, error: MagnetarError) -> None:
-        """A segment cannot be read, for good."""
+        """Called when a segment cannot be read, for good."""
 
 
 class _HeldSegment:
-    """One segment: from its assignment until it is closed."""
+    """One segment, from its assignment until it is closed."""
 
     __slots__ = ("backoff", "consumer", "missing", "opened", "segment", "settled", "task")
 
@@ -262,14 +259,13 @@ class _HeldSegment:
 
 
 class HeldSegments:
-    """The segment consumers of an ordered consumer, as its assignments want them.
+    """The segment consumers of an ordered consumer, one for each assigned segment.
 
-    - Each assigned segment has one segment consumer, opened at once and for as long as it takes:
-      another consumer may still be leaving it (`ConsumerBusy`, `ConsumerAssignFailed`).
-    - What becomes of a segment that is not there is its reader's to say (`SegmentReader.missing`).
-    - Any other refusal for good fails the whole consumer, as it would silently lack a segment.
-    - A segment that is taken away is parted with as its reader does it, and then closed; one that
-      was not open yet is closed at once.
+    Each is opened at once, and retried while another consumer is still leaving the segment
+    (`ConsumerBusy`, `ConsumerAssignFailed`).  The reader decides on a segment that does not exist
+    (`SegmentReader.missing`).  Any other error that is not retriable fails the whole consumer, as
+    it would silently miss a segment.  A segment that is taken away is closed when the reader allows
+    it (`SegmentReader.part_with`).
     """
 
     def __init__(self, context: ClientContext, reader: SegmentReader) -> None:
@@ -292,16 +288,16 @@ class HeldSegments:
 
     @property
     def ids(self) -> frozenset[int]:
-        """The ids of the segments that are assigned."""
+        """The ids of the assigned segments."""
         return self._holdings.held
 
     def assign(self, segments: Iterable[AssignedSegment]) -> None:
-        """Take in a complete assignment."""
+        """Take a complete assignment."""
         if not self._closed:
             self._do(self._holdings.assign(segments))
 
     async def settled(self) -> None:
-        """Return when all that is assigned is open.  Raises why something cannot be."""
+        """Wait until all assigned segments are open.  Raises the error if one cannot be opened."""
         while self._failure is None:
             waiting = [
                 held.settled
@@ -340,7 +336,7 @@ class HeldSegments:
                 await held.consumer.close()
             try:
                 consumer = await self._reader.segment_consumer(held.segment)
-                consumer.on_failure = self._lost_for_good
+                consumer.on_failure = self._on_failure
                 held.consumer = consumer
                 await consumer.open(None)
             except MagnetarError as error:
@@ -354,7 +350,7 @@ class HeldSegments:
             return
 
     def _goes_on(self, held: _HeldSegment, error: MagnetarError) -> bool:
-        """Whether to try again what was refused for good."""
+        """Whether to open the segment again after an error."""
         if is_retriable(error) or isinstance(error, ConsumerBusy | ConsumerAssignFailed):
             return True
         if isinstance(error, TopicNotFound):
@@ -364,8 +360,8 @@ class HeldSegments:
         self._reader.failed(error)
         return False
 
-    def _lost_for_good(self, consumer: SegmentConsumer) -> None:
-        """A segment consumer has failed; those that are being opened say so themselves."""
+    def _on_failure(self, consumer: SegmentConsumer) -> None:
+        """Open a failed segment again, or fail; the error of an opening is raised there."""
         held = self._held.get(consumer.segment.segment_id)
         if held is None or held.consumer is not consumer or not held.opened:
             return
@@ -376,7 +372,7 @@ class HeldSegments:
             held.task = self._context.loop.create_task(self._open(held, pause=True))
 
     async def _leave(self, held: _HeldSegment, opening: asyncio.Task[None] | None) -> None:
-        await _ended(opening)
+        await _cancel(opening)
         consumer = held.consumer
         if consumer is not None:
             if held.opened:
@@ -389,13 +385,13 @@ class HeldSegments:
             self._do(self._holdings.closed(held.segment))
 
     async def _close(self, held: _HeldSegment) -> None:
-        await _ended(held.task)
+        await _cancel(held.task)
         held.settle()
         if held.consumer is not None:
             await held.consumer.close()
 
 
-async def _ended(task: asyncio.Task[None] | None) -> None:
+async def _cancel(task: asyncio.Task[None] | None) -> None:
     if task is not None and not task.done():
         task.cancel()
         await asyncio.wait((task,))
@@ -406,38 +402,34 @@ async def _all(work: Iterable[Coroutine[None, None, None]]) -> None:
 
 
 class OrderedReader(Protocol):
-    """The consumer that reads ordered segments, with what is known of its acknowledgements."""
+    """The consumer that reads ordered segments, and knows its acknowledgements."""
 
     times_back: int
-    """How often everything has come again."""
+    """The number of redeliveries of everything."""
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it is to be seen what comes again."""
+        """Whether a transaction will not commit, so that it is open which messages come again."""
 
     def is_settled(self, segment_id: int, entry: EntryId) -> bool:
         """Whether an entry was acknowledged after it was sent."""
 
     def start_attachment(self, segment_id: int) -> None:
-        """A new attachment: what is not acknowledged comes again."""
+        """Called at a new attachment: unacknowledged messages come again."""
 
     def record_first_arrival(self, segment_id: int, entry: EntryId) -> None:
-        """The first message has come since a new attachment, or since all was asked for again."""
+        """Called with the first message since a new attachment, or a redelivery of everything."""
 
     def restart_from_earlier(self, segment_id: int) -> None:
-        """The broker has begun again at an earlier message."""
+        """Called when the broker has begun again at an earlier message."""
 
 
 class OrderedSegment(SegmentConsumer):
     """One segment of a stream consumer.
 
-    - What was acknowledged up to, plainly or in a transaction that committed, is not handed out any
-      more, although it came before that was known (after a reconnect).
-    - A broker that sends earlier messages again by itself has let go of what a transaction held:
-      what was handed out comes again (`OrderedReader.restart_from_earlier`).
-    - It is left in order only when no transaction that acknowledged on it is open: what such a one
-      leaves undone must come before what follows it.
-    - While it is not known what becomes of a transaction nothing is handed out.
+    Messages up to the acknowledged position are not handed out again, also if they came before that
+    position was known (after a reconnect).  While a transaction will not commit and is not over, no
+    message is handed out.
     """
 
     def __init__(
@@ -451,20 +443,21 @@ class OrderedSegment(SegmentConsumer):
         super().__init__(context, segment, settings, inbox)
         self._reader = reader
         self._furthest: tuple[tuple[int, int], int] | None = None
-        """Entry and index of the last message that has come."""
+        """The entry and index of the last message that came."""
         self._transactions: set[tuple[int, int]] = set()
         self._no_transactions = asyncio.Event()
         self._no_transactions.set()
 
-    # What comes
+    # Deliveries
 
     def goes_back(self, messages: Sequence[RawMessage[SegmentConsumer]]) -> bool:
-        """Whether these come again, unasked; else they are the last that have come."""
+        """Note messages that came; returns whether they come again, unasked."""
         first, last = messages[0], messages[-1]
         before = self._furthest
         if before is None:
             self._reader.record_first_arrival(self.segment.segment_id, first.entry_id)
         if before is not None and (first.entry.key, first.batch_index) <= before:
+            # The broker has released messages that a transaction held.
             self._permits.taken(len(messages))
             self._reader.restart_from_earlier(self.segment.segment_id)
             return True
@@ -472,12 +465,12 @@ class OrderedSegment(SegmentConsumer):
         return False
 
     def skipped(self, received: RawMessage[object]) -> None:
-        """Take note that the message that was just taken is not handed out."""
+        """Note that the message that was just taken is not handed out."""
         if self._handed_out is not None:
             self._handed_out.take_back(received)
 
     def redeliver_all(self) -> None:
-        """Ask for everything that is not acknowledged once more, unless it is being left."""
+        """Request everything that is not acknowledged again, unless the segment is being left."""
         if self._handed_out is not None:
             self._handed_out.give_up()
         if not self._leaving:
@@ -486,7 +479,7 @@ class OrderedSegment(SegmentConsumer):
             self._redeliver_all()
 
     def detached(self, error: MagnetarError) -> None:
-        """Tell the reader that what is not acknowledged comes again."""
+        """Tell the reader that unacknowledged messages come again."""
         super().detached(error)
         self._furthest = None
         self._reader.start_attachment(self.segment.segment_id)
@@ -495,19 +488,19 @@ class OrderedSegment(SegmentConsumer):
 
     @property
     def unanswered(self) -> Collection[asyncio.Task[object]]:
-        """Acknowledgements in transactions that the broker has not answered."""
+        """The acknowledgements in transactions that the broker has not answered."""
         return self._answering.running
 
     def joined(self, transaction: tuple[int, int]) -> None:
-        """Take note of a transaction that acknowledges here."""
+        """Note a transaction that acknowledges here."""
         self._transactions.add(transaction)
         self._no_transactions.clear()
 
     def over(self, transaction: tuple[int, int], committed: EntryId | None) -> None:
         """Forget a transaction that is over; it has committed up to `committed`."""
         if committed is not None:
-            self._chunks.passed(committed.key)
-            # What waits behind the first piece of an incomplete message is still to be sent.
+            self._chunks.pass_up_to(committed.key)
+            # Acknowledgements after the first chunk of an incomplete message have yet to be sent.
             self._tracker.commit_up_to(self.before_open(committed))
         self._transactions.discard(transaction)
         if not self._transactions:
@@ -516,7 +509,10 @@ class OrderedSegment(SegmentConsumer):
     # The end
 
     async def leave_in_order(self) -> None:
-        """Leave as the class says: no transaction that acknowledged here may be open."""
+        """Leave when all messages handed out are acknowledged and no transaction is open here.
+
+        Messages that a transaction leaves unacknowledged must come before those after them.
+        """
         self._leaving = True
         self._inbox.drop(self)
         while self._handed_out or self._transactions:
@@ -539,7 +535,7 @@ class OrderedSegment(SegmentConsumer):
 
 
 class OrderedInbox(Inbox[SegmentConsumer]):
-    """The one inbox of all segments of a stream consumer.  See `OrderedSegment`."""
+    """The inbox of all segments of a stream consumer.  See `OrderedSegment`."""
 
     def __init__(self, max_messages: int, max_bytes: int, reader: OrderedReader) -> None:
         super().__init__(max_messages, max_bytes)
@@ -552,19 +548,19 @@ class OrderedInbox(Inbox[SegmentConsumer]):
         return self._taken_at != self._reader.times_back
 
     def put_back(self, received: RawMessage[SegmentConsumer]) -> None:
-        """Put back what could not be handed out, unless it comes again."""
+        """Put back a message that could not be handed out, unless it comes again."""
         if not self.is_stale:
             super().put_back(received)
 
     def put(
         self, segment: SegmentConsumer, messages: Sequence[RawMessage[SegmentConsumer]]
     ) -> None:
-        """Put in messages of one entry of a segment, unless they show that it went back."""
+        """Put in the messages of an entry, unless they show that the broker has begun again."""
         if not (isinstance(segment, OrderedSegment) and segment.goes_back(messages)):
             super().put(segment, messages)
 
     def take_nowait(self) -> RawMessage[SegmentConsumer] | None:
-        """The next message, if one is there and is to be handed out."""
+        """The next message to hand out, if there is one."""
         if self._reader.in_doubt:
             return None
         self._taken_at = self._reader.times_back

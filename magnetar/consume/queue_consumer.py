@@ -1,4 +1,4 @@
-"""`QueueConsumer[T]`: one of those that share the messages of a topic."""
+"""`QueueConsumer[T]`, which shares the messages of a topic with other consumers."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _QueueInbox(Inbox[SegmentConsumer]):
-    """An inbox that passes dead letters on instead of keeping them."""
+    """An inbox that passes dead letters on."""
 
     dead_letters: DeadLetters | None = None
 
@@ -52,25 +52,17 @@ class _QueueInbox(Inbox[SegmentConsumer]):
 
 
 class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
-    """A consumer that shares the messages of a topic.  Made by `Client.queue_consumer`.
+    """A consumer that shares the messages of a topic with others of its subscription.
 
-    - It subscribes to every segment of the layout, active and sealed; new ones when a layout tells
-      of them. Those that the layout drops are closed, and those of which everything is acknowledged
-      and nothing more can come.
-    - It opens only when it is subscribed to all segments. Later a segment that cannot be subscribed
-      to is tried again for as long as it is in the layout; meanwhile the others go on.
-    - `ack` acts when it is called: cancelled or not awaited, the message is acknowledged all the
-      same. A plain one is sent within `ack_grouping_ms`, and may be lost with the connection: then
-      the message comes again. `wait=True` awaits the broker's word, as one in a transaction does
-      always.
-    - A message of a segment that is closed meanwhile needs no acknowledgement. In a transaction
-      that is so only where everything is acknowledged, or the segment has gone: while it is opened
-      anew it raises, as the message comes again.
-    - With `processing_timeout_s` a message that was handed out and is neither acknowledged nor
-      negatively acknowledged in that time comes again; what of its batch is not acknowledged comes
-      with it. An acknowledgement that is late still counts; what has come again by then is handed
-      out.
-    - `close` sends the acknowledgements and gives back everything else, to other consumers.
+    Made by `Client.queue_consumer`.
+
+    It subscribes to every segment of the layout, active and sealed, and opening waits for all of
+    them.  A segment that fails later is retried for as long as it is in the layout, while the
+    others go on.  `close` sends the acknowledgements; other consumers get all other messages.
+
+    With `processing_timeout_s` a message that is neither acknowledged nor negatively acknowledged
+    in that time is delivered again, with the unacknowledged messages of its batch.  A late
+    acknowledgement still counts, but messages that came again by then are handed out.
     """
 
     def __init__(
@@ -86,8 +78,8 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
     ) -> None:
         """Raises `InvalidTopicName`, `InvalidArgument`.
 
-        `passes_on`: it hands out to somebody who says when the application has a message
-        (`begin_processing`).
+        With `passes_on` the caller of `receive` passes messages on, and calls `begin_processing`
+        when the application gets one.
         """
         inbox = _QueueInbox(
             settings.receiver_queue_size * INBOX_SEGMENTS, settings.receiver_queue_bytes
@@ -110,13 +102,13 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
 
     @property
     def topic(self) -> str:
-        """The topic, as the broker resolved its name."""
+        """The topic's name, as the broker resolved it."""
         return self._topic
 
     # InboxConsumer
 
     async def open(self) -> None:
-        """Subscribe to all segments.  Raises why that cannot be."""
+        """Subscribe to all segments.  Raises the first error."""
         timeout_s = self._context.settings.operation_timeout_s
         await self._watch.open(timeout_s)
         self._topic = topic = self._watch.topic
@@ -142,7 +134,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         return Message(received, self._schema, self._topic, segment.segment.segment_id)
 
     def begin_processing(self, message: Message[T]) -> None:
-        """The application has a message now: `processing_timeout_s` begins, if there is one."""
+        """Start the processing timeout of a message, if there is one: the application has it."""
         if (segment := self._segment_of(message)) is not None:
             segment.begin_processing(message.received)
 
@@ -155,16 +147,20 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """Acknowledge one message or several.  The class says what is awaited.
+        """Acknowledge one message or several.
+
+        This takes effect when it is called, awaited or not.  Without `wait` the acknowledgement is
+        sent within `ack_grouping_ms`, and may be lost with the connection; then the message comes
+        again.  With `wait`, and always in a transaction, the result waits for the broker's answer.
 
         Raises `AlreadyClosed`, and `InvalidArgument` for a message of another topic.  With `wait`
-        what the broker refuses it with, `ConnectionLost` and `OperationTimedOut`; then it is not
-        known whether it is acknowledged.  In a transaction `TransactionConflict` if somebody else
-        acknowledged it, and what the transaction raises.
+        it raises the broker's error, `ConnectionLost` and `OperationTimedOut`; then it is not known
+        whether the message is acknowledged.  In a transaction it raises `TransactionConflict` if
+        another one has acknowledged the message, and the errors of the transaction.
         """
         check_loop(self._loop)
         if self._closing is not None:
-            raise AlreadyClosed("The consumer is closed; its messages come again to others.")
+            raise AlreadyClosed("The consumer is closed; other consumers get its messages.")
         messages = tuple(message) if isinstance(message, Iterable) else (message,)
         for each in messages:
             check_message(each, self._topic)
@@ -184,7 +180,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         for each in messages:
             if self._segment_of(each) is None and not self._has_gone(each.segment_id):
                 error = AlreadyClosed(
-                    f"Segment {each.segment_id} of {self._topic} is being opened anew; abort the "
+                    f"Segment {each.segment_id} of {self._topic} is being opened again; abort the "
                     "transaction, as the message comes again."
                 )
                 cannot_commit(self._context, transaction, error)
@@ -197,18 +193,18 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         return outcomes[0] if len(outcomes) == 1 else Outcomes(outcomes)
 
     def _has_gone(self, segment_id: int) -> bool:
-        """Whether nothing of a segment can come again."""
+        """Whether no message of a segment can come again: it ended, or no longer exists."""
         return segment_id in self._ended or segment_id not in self._watch.layout.segments
 
     def nack(self, message: Message[T]) -> None:
-        """Give back a message that could not be processed: it comes again, here or elsewhere."""
+        """Have a message delivered again later, here or to another consumer."""
         check_loop(self._loop)
         check_message(message, self._topic)
         if self._closing is None and (segment := self._segment_of(message)) is not None:
             segment.nack_handed_out(message.received.entry_id, message.redelivery_count)
 
     def _segment_of(self, message: Message[T]) -> SegmentConsumer | None:
-        """Return the consumer of the message's segment; None if it needs none now."""
+        """The consumer of the message's segment; None if the segment is closed."""
         segment = self._segments.get(message.segment_id)
         if segment is None or segment.state is AttachmentState.CLOSED:
             return None
@@ -217,7 +213,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
     async def unsubscribe(self, *, force: bool = False) -> None:
         """End the subscription on all segments, and close.
 
-        Raises what the broker refuses it with: `ConsumerBusy` if others share it, unless `force`.
+        Raises the broker's error: `ConsumerBusy` if others share it, unless `force`.
         """
         check_loop(self._loop)
         if self._closing is not None:
@@ -226,14 +222,14 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
             for segment in self._watch.layout.segments.values():
                 consumer = self._segments.get(segment.segment_id)
                 if consumer is None or consumer.state is AttachmentState.FAILED:
-                    consumer = await self._reopened(segment)
+                    consumer = await self._reopen(segment)
                 if consumer is not None:
                     await consumer.unsubscribe(force=force)
         finally:
             await self.close()
 
-    async def _reopened(self, segment: Segment) -> SegmentConsumer | None:
-        """A consumer of a segment that had been closed; None if it is not there any more."""
+    async def _reopen(self, segment: Segment) -> SegmentConsumer | None:
+        """Open a consumer of a segment that was closed; None if the segment no longer exists."""
         consumer = self._new_consumer(segment)
         try:
             await consumer.open(self._context.settings.operation_timeout_s)
@@ -247,7 +243,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         self._apply(layout, None)
 
     def _apply(self, layout: Layout, firsts: list[asyncio.Future[None]] | None) -> None:
-        """Keep what the layout has; `firsts` gets the outcomes of what is subscribed to."""
+        """Consume the segments of the layout; appends the outcomes of new ones to `firsts`."""
         if self._closing is not None:
             return
         for segment_id in [each for each in self._keepers if each not in layout.segments]:
@@ -264,7 +260,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
             self._keepers[segment_id] = self._tasks.start(self._keep(segment, first))
 
     async def _keep(self, segment: Segment, first: asyncio.Future[None] | None) -> None:
-        """Have a consumer of a segment until nobody needs it."""
+        """Consume a segment until everything of it is acknowledged and no more can come."""
         backoff = self._context.backoff()
         while True:
             if await self._consume(segment, first, backoff):
@@ -276,7 +272,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
     async def _consume(
         self, segment: Segment, first: asyncio.Future[None] | None, backoff: Backoff
     ) -> bool:
-        """Read a segment; whether everything of it is acknowledged."""
+        """Consume a segment until it ends or fails; returns whether all of it is acknowledged."""
         over = asyncio.Event()
 
         def ended(_: SegmentConsumer) -> None:
@@ -300,7 +296,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
             return True
         if not (isinstance(refusal, TopicNotFound) and not segment.active):
             resolve(first, refusal)
-        # Else it was pruned meanwhile, as a next layout will tell.
+        # Otherwise it was pruned meanwhile, and the next layout will not have it.
         resolve(first, None)
         why = refusal or consumer.error
         _log.warning("segment_not_consumed topic=%s error=%s", segment.topic, why)
@@ -312,7 +308,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         return SegmentConsumer(self._context, segment, how, self._inbox)
 
     async def _close(self) -> None:
-        """Close everything at once; bounded by the bounds of its parts."""
+        """Close everything at once; bounded in time, as each part is."""
         self._inbox.clear()
         self._inbox.fail(AlreadyClosed("The consumer is closed; open another one."))
         dead_letters = self._queue_inbox.dead_letters

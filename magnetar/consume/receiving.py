@@ -1,4 +1,4 @@
-"""The inbox of a consumer, and how every consumer hands out what is in it."""
+"""`Inbox`, which holds the received messages of a consumer, and the bases of all consumers."""
 
 import asyncio
 from abc import abstractmethod
@@ -27,16 +27,16 @@ _NAME_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Source(Protocol):
-    """Where messages come from."""
+    """A source of messages, which an inbox calls back."""
 
     def taken(self, received: "RawMessage[object]") -> None:
-        """One of its messages was taken."""
+        """Called when one of its messages was taken."""
 
     def taken_back(self, received: "RawMessage[object]") -> None:
-        """One that was taken was not handed out: it waits again."""
+        """Called when a message that was taken was not handed out, and is in the inbox again."""
 
-    def room(self) -> None:
-        """The inbox is not full any more."""
+    def inbox_has_capacity(self) -> None:
+        """Called when the inbox is not full any more."""
 
 
 S = TypeVar("S", bound=Source)
@@ -45,11 +45,9 @@ S = TypeVar("S", bound=Source)
 class Inbox(Generic[S]):
     """The messages that have arrived for a consumer and were not taken yet.
 
-    - Messages are taken in the order in which they came, each by one taker; takers wait in turn.
-    - It is told where it came from when a message is taken (`segment.taken(received)`), and only
-      then more may be asked for; nothing is asked for while the inbox is full. What was asked for
-      before still comes, so its limits are passed by that much.
-    - A taker that is cancelled, or whose time is up, has taken nothing.
+    Messages are taken in the order in which they came; waiting takers are served first come, first
+    served.  A taker that is cancelled or times out has taken nothing.  Sources request no messages
+    while the inbox is full; those requested before still come, and may exceed its limits.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -58,7 +56,8 @@ class Inbox(Generic[S]):
         self._messages: deque[RawMessage[S]] = deque()
         self._bytes = 0
         self._takers: deque[asyncio.Future[None]] = deque()
-        self._without_room: dict[S, None] = {}
+        self._blocked: dict[S, None] = {}
+        """Sources to call when it is not full any more."""
         self._error: MagnetarError | None = None
 
     def __len__(self) -> int:
@@ -66,29 +65,29 @@ class Inbox(Generic[S]):
 
     @property
     def bytes_held(self) -> int:
-        """Bytes that wait, with what each message costs beside its payload."""
+        """Bytes of the messages, with a fixed number for each beside its payload."""
         return self._bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be asked for."""
+        """Whether no more messages are to be requested."""
         return len(self._messages) >= self._max_messages or self._bytes >= self._max_bytes
 
-    def when_room(self, segment: S) -> None:
-        """Call `segment.room()` once, when it is not full any more."""
-        self._without_room[segment] = None
+    def call_when_not_full(self, segment: S) -> None:
+        """Call `segment.inbox_has_capacity()` once, when it is not full any more."""
+        self._blocked[segment] = None
 
     # In
 
     def put(self, segment: S, messages: Sequence[RawMessage[S]]) -> None:
-        """Put in messages that have come from a segment."""
+        """Append messages that came from a segment."""
         self._messages.extend(messages)
         self._bytes += _size_of(messages)
         if self._takers:
             self._wake()
 
     def put_back(self, received: RawMessage[S]) -> None:
-        """Put back a message that could not be handed out: it is the next to be taken."""
+        """Put back a message that could not be handed out, as the next one to take."""
         self._messages.appendleft(received)
         self._bytes += received.size
         received.segment.taken_back(received)
@@ -97,9 +96,9 @@ class Inbox(Generic[S]):
     def drop(
         self, segment: S, messages: Mapping[EntryKey, int] | None = None
     ) -> list[RawMessage[S]]:
-        """Forget what waits of a segment, or of those entries with the bits of `bit_of` only.
+        """Remove and return the messages of a segment.
 
-        Returns what that was.
+        With `messages` only those of these entries, with bits as of `bit_of`.
         """
         kept: list[RawMessage[S]] = []
         dropped: list[RawMessage[S]] = []
@@ -111,35 +110,35 @@ class Inbox(Generic[S]):
         if dropped:
             self._messages = deque(kept)
             self._bytes = _size_of(kept)
-            self._tell_of_room()
+            self._unblock()
         return dropped
 
     def fail(self, error: MagnetarError) -> None:
-        """Raise this to takers once nothing is left, as nothing more will come."""
+        """Raise the error to takers once the inbox is empty: no more messages will come."""
         self._error = error
         self._wake_all()
 
     def clear(self) -> None:
-        """Forget everything that waits."""
+        """Remove all messages."""
         self._messages.clear()
         self._bytes = 0
-        self._without_room.clear()
+        self._blocked.clear()
 
     # Out
 
     def take_nowait(self) -> RawMessage[S] | None:
-        """The next message, if one is there."""
+        """Take the next message, if there is one."""
         if not self._messages:
             return None
         received = self._messages.popleft()
         self._bytes -= len(received.payload) + MESSAGE_OVERHEAD_BYTES
         received.segment.taken(received)
-        if self._without_room:
-            self._tell_of_room()
+        if self._blocked:
+            self._unblock()
         return received
 
     async def take(self, timeout_s: float | None = None) -> RawMessage[S]:
-        """The next message.  Raises `OperationTimedOut`, or what `fail` was told."""
+        """Take the next message.  Raises `OperationTimedOut`, or the error given to `fail`."""
         received = self.take_nowait()
         if received is not None:
             return received
@@ -151,15 +150,18 @@ class Inbox(Generic[S]):
         except TimeoutError:
             if received is None:
                 raise OperationTimedOut(
-                    f"No message has come within {timeout_s} s; wait longer, or look whether "
-                    "anything is sent to the topic."
+                    f"No message came within {timeout_s} s; wait longer, or check whether "
+                    "messages are sent to the topic."
                 ) from None
         return received
 
     async def take_many(
         self, max_messages: int, timeout_s: float | None = None
     ) -> list[RawMessage[S]]:
-        """All that waits, at most so many; waits for the first.  None came in time: []."""
+        """Take the messages that are there, at most so many; waits for the first one.
+
+        Returns an empty list if none came in time.
+        """
         try:
             found = [await self.take(timeout_s)]
         except OperationTimedOut:
@@ -169,7 +171,7 @@ class Inbox(Generic[S]):
         return found
 
     async def _arrival(self) -> None:
-        """Wait until there may be a message.  Raises the error that `fail` was given."""
+        """Wait until there may be a message.  Raises the error given to `fail`."""
         if self._error is not None:
             raise self._error
         taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -180,12 +182,12 @@ class Inbox(Generic[S]):
             if taker in self._takers:
                 self._takers.remove(taker)
             elif not taker.cancelled():
-                # It was this one's turn: it is the next one's.
+                # It was woken, so it passes its turn to the next taker.
                 self._wake()
             raise
 
     def _wake(self) -> None:
-        """One waiting taker for each message; those that are cancelled do not count."""
+        """Wake one waiting taker for each message."""
         woken = 0
         while self._takers and woken < len(self._messages):
             taker = self._takers.popleft()
@@ -199,11 +201,11 @@ class Inbox(Generic[S]):
             if not taker.done():
                 taker.set_result(None)
 
-    def _tell_of_room(self) -> None:
+    def _unblock(self) -> None:
         if not self.is_full:
-            waiting, self._without_room = self._without_room, {}
-            for segment in waiting:
-                segment.room()
+            blocked, self._blocked = self._blocked, {}
+            for segment in blocked:
+                segment.inbox_has_capacity()
 
 
 def _size_of(messages: Sequence[RawMessage[S]]) -> int:
@@ -211,36 +213,32 @@ def _size_of(messages: Sequence[RawMessage[S]]) -> int:
 
 
 def random_name(context: ClientContext, prefix: str, length: int = 8) -> str:
-    """A name that nobody else has."""
+    """A random name with this prefix."""
     return prefix + "".join(context.rng.choices(_NAME_LETTERS, k=length))
 
 
 def check_message(message: object, topic: str | None) -> None:
-    """Raises `InvalidArgument` unless it is a message, of this topic (None: of any).
-
-    Of another topic's positions the broker knows nothing here, and would not say so.
-    """
+    """Raises `InvalidArgument` unless it is a message, of this topic (None: of any)."""
     if not isinstance(message, Message):
         raise InvalidArgument(
-            f"This is of type {type(message).__name__}; give the message as receive gave it."
+            f"This is of type {type(message).__name__}; give the message that receive returned."
         )
+    # A broker would ignore positions of another topic without an error.
     if topic is not None and message.topic != topic:
         raise InvalidArgument(
-            f"The message is of {message.topic} and this consumer of {topic}; give it to the "
-            "consumer that gave it."
+            f"The message is of {message.topic} and this consumer of {topic}; pass it to the "
+            "consumer that received it."
         )
 
 
 class Consumer(ClosedAfterwards, Generic[T]):
-    """A consumer of any kind.  A subclass says where the next message comes from.
+    """A consumer of any kind; a subclass supplies the next message.
 
-    - Messages are handed out in the order in which they arrived, one to each call; calls wait in
-      turn.
-    - A message whose schema is not known yet is held back until the broker has told it, and nothing
-      overtakes it: who acknowledges up to a message must have been given all before it.
-    - A call that is cancelled, or whose time is up, has taken nothing.
-    - After `close` every call raises `AlreadyClosed`, and iterating ends; after a failure that
-      cannot be mended, what is still there is handed out and then every call raises that failure.
+    Messages are handed out in the order in which they arrived, one to each call; waiting calls are
+    served first come, first served.  A call that is cancelled or times out has taken nothing.  No
+    message overtakes one whose schema is still being fetched.  After `close` every call raises
+    `AlreadyClosed`, and iteration ends.  After an error for good the remaining messages are handed
+    out, and then every call raises that error.
     """
 
     def __init__(self) -> None:
@@ -248,15 +246,16 @@ class Consumer(ClosedAfterwards, Generic[T]):
         self._loop: Final = asyncio.get_running_loop()
         self._closing: asyncio.Task[None] | None = None
 
-    # For its user
+    # For applications
 
     async def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message; waits for it without limit unless `timeout_s` is given.
+        """Receive the next message; waits without limit unless `timeout_s` is given.
 
-        Raises `OperationTimedOut`, `AlreadyClosed`, `WrongLoop`, and why the consumer has failed.
+        Raises `OperationTimedOut`, `AlreadyClosed`, `WrongLoop`, and the error with which the
+        consumer has failed.
         """
         check_loop(self._loop)
-        message = self._next_at_hand()
+        message = self._receive_nowait()
         if message is not None:
             return message
         try:
@@ -266,16 +265,17 @@ class Consumer(ClosedAfterwards, Generic[T]):
             raise
         except TimeoutError:
             raise OperationTimedOut(
-                f"No message has come within {timeout_s} s; wait longer, or look whether anything "
-                "is sent to the topic."
+                f"No message came within {timeout_s} s; wait longer, or check whether messages "
+                "are sent to the topic."
             ) from None
 
     async def receive_batch(
         self, max_messages: int, timeout_s: float | None = None
     ) -> list[Message[T]]:
-        """The messages that are there, at most so many; waits for the first.
+        """Receive the messages that have arrived, at most so many; waits for the first one.
 
-        None came in time: an empty list.  Raises `AlreadyClosed`, and why the consumer has failed.
+        Returns an empty list if none came in time.  Raises `AlreadyClosed`, and the error with
+        which the consumer has failed.
         """
         if max_messages < 1:
             raise InvalidArgument(f"max_messages is {max_messages}; give it 1 or more.")
@@ -283,7 +283,7 @@ class Consumer(ClosedAfterwards, Generic[T]):
             messages = [await self.receive(timeout_s)]
         except OperationTimedOut:
             return []
-        while len(messages) < max_messages and (message := self._next_at_hand()) is not None:
+        while len(messages) < max_messages and (message := self._receive_nowait()) is not None:
             messages.append(message)
         return messages
 
@@ -301,7 +301,7 @@ class Consumer(ClosedAfterwards, Generic[T]):
         """Make it usable, or raise."""
 
     async def close(self) -> None:
-        """End it; what is not acknowledged comes again to whoever subscribes.
+        """Close the consumer; messages that are not acknowledged go to other consumers.
 
         It may be called again, and cancelling it does not stop it.  Raises `WrongLoop`.
         """
@@ -310,23 +310,23 @@ class Consumer(ClosedAfterwards, Generic[T]):
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
-    # For the subclass to say
+    # For subclasses
 
     @abstractmethod
     async def _close(self) -> None:
-        """End it, whatever state it is in.  Called once."""
+        """Close it, in any state.  Called once."""
 
     @abstractmethod
-    def _take_at_hand(self) -> Message[T] | None:
-        """Hand out the next message, if it is there and nothing must be waited for."""
+    def _take_nowait(self) -> Message[T] | None:
+        """Hand out the next message, if that needs no waiting."""
 
     @abstractmethod
     async def _next(self) -> Message[T]:
-        """Hand out the next message; one call at a time.  Cancelled, it has taken nothing."""
+        """Hand out the next message; one call at a time.  If cancelled, it has taken nothing."""
 
-    def _next_at_hand(self) -> Message[T] | None:
-        """The next message, if nobody is before this call."""
-        return None if self._turn.locked() else self._take_at_hand()
+    def _receive_nowait(self) -> Message[T] | None:
+        """The next message, if that needs no waiting and no other call waits."""
+        return None if self._turn.locked() else self._take_nowait()
 
 
 class InboxConsumer(Consumer[T], Generic[T, S]):
@@ -342,9 +342,9 @@ class InboxConsumer(Consumer[T], Generic[T, S]):
 
     @abstractmethod
     def _hand_out(self, received: RawMessage[S]) -> Message[T]:
-        """The message for the user; what is taken note of when it is handed out."""
+        """Make the message for the application, and note that it is handed out."""
 
-    def _take_at_hand(self) -> Message[T] | None:
+    def _take_nowait(self) -> Message[T] | None:
         received = self._inbox.take_nowait()
         if received is None:
             return None
@@ -361,7 +361,7 @@ class InboxConsumer(Consumer[T], Generic[T, S]):
             try:
                 await schema.learn(version)
             except InvalidMessage:
-                pass  # there is no such schema: its `value` raises that, and the others go on
+                pass  # There is no such schema: `Message.value` raises, and the others go on.
             except BaseException:
                 self._inbox.put_back(received)
                 raise

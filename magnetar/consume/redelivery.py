@@ -1,4 +1,4 @@
-"""Pure: when the broker is asked for messages again; time is given."""
+"""The times at which messages are requested again.  Pure: time is given."""
 
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -11,12 +11,12 @@ __all__ = ["ProcessingTimeouts", "Redelivery", "delay_ms"]
 
 
 TICKS: Final = 10
-"""Ticks into which the first delay, or a timeout, is divided at least."""
+"""The least number of ticks in the first delay, or in a timeout."""
 MAX_TICK_MS: Final = 1000
 
 
 def delay_ms(min_ms: int, max_ms: int, multiplier: float, redelivery_count: int) -> int:
-    """How long a message waits that was delivered so many times before this one."""
+    """The delay of a message that was delivered `redelivery_count` times before."""
     delay: float = min_ms
     for _ in range(redelivery_count):
         if delay >= max_ms or multiplier == 1:
@@ -28,14 +28,11 @@ def delay_ms(min_ms: int, max_ms: int, multiplier: float, redelivery_count: int)
 class Redelivery:
     """The negative acknowledgements of one segment consumer.
 
-    - The delay grows with the number of times that the broker delivered the message before: the
-      first one, times the multiplier for each, up to a limit.
-    - Of a batch only the messages are asked for that were negatively acknowledged, at once; brokers
-      that know entries only send all of it that nobody has acknowledged.
-    - An entry is forgotten when every message of it that was asked for again is acknowledged after
-      all; messages of a batch that were not asked for do not count.
-    - What falls due within a tick is asked for together. An entry is asked for once, at the
-      earliest time that was asked of it.
+    The delay is the first one, times the multiplier for each earlier delivery, up to a limit.
+    Entries that fall due within a tick are requested together.  An entry is requested once, at the
+    earliest of its times, with the bits of its messages; brokers that redeliver whole entries send
+    all unacknowledged messages of a batch.  An entry is forgotten when all its messages here are
+    acknowledged after all.
     """
 
     __slots__ = (
@@ -55,9 +52,9 @@ class Redelivery:
         self._multiplier = multiplier
         self._tick_ms = max(1, min_ms // TICKS)
         self.waiting: Final[dict[EntryKey, int]] = {}
-        """The entries that are to be asked for, and when."""
+        """The entries to request, each with its time."""
         self._indexes: dict[EntryKey, set[int]] = {}
-        """The messages for which an entry waits, by their index in the batch."""
+        """The messages to request of each entry, by their index in the batch."""
         self._due: dict[int, list[EntryKey]] = {}
         self._ticks: list[int] = []
 
@@ -67,7 +64,7 @@ class Redelivery:
     def add(
         self, keys: Sequence[EntryKey], redelivery_count: int, now_ms: int, index: int = -1
     ) -> None:
-        """Ask for these entries again when the delay is over, for the message of this index."""
+        """Request these entries when the delay is over, for the message with this index."""
         delay = delay_ms(self._min_ms, self._max_ms, self._multiplier, redelivery_count)
         due_ms = -(-(now_ms + delay) // self._tick_ms) * self._tick_ms
         for key in keys:
@@ -82,16 +79,16 @@ class Redelivery:
 
     @property
     def messages(self) -> dict[EntryKey, int]:
-        """The entries that wait, and the bits of their messages (`bit_of`)."""
+        """The entries to request, and the bits of their messages (`bit_of`)."""
         return {key: _bits_of(indexes) for key, indexes in self._indexes.items()}
 
     @property
     def next_ms(self) -> int | None:
-        """When something falls due."""
+        """The next time at which entries fall due, or None."""
         return self._ticks[0] if self._ticks else None
 
     def due(self, now_ms: int) -> dict[EntryKey, int]:
-        """Take out what is to be asked for now, in the form of `messages`."""
+        """Remove and return the entries to request now, as of `messages`."""
         found: dict[EntryKey, int] = {}
         while self._ticks and self._ticks[0] <= now_ms:
             tick = heappop(self._ticks)
@@ -102,7 +99,7 @@ class Redelivery:
         return found
 
     def forget(self, key: EntryKey, index: int = -1) -> None:
-        """A message was acknowledged after all; -1 is all of the entry."""
+        """Forget a message that was acknowledged after all; -1 is the whole entry."""
         indexes = self._indexes.get(key)
         if indexes is None:
             return
@@ -111,7 +108,7 @@ class Redelivery:
             del self.waiting[key], self._indexes[key]
 
     def clear(self) -> None:
-        """Forget everything: the broker delivers it again."""
+        """Forget everything, as the broker delivers it again."""
         self.waiting.clear()
         self._indexes.clear()
         self._due.clear()
@@ -126,14 +123,12 @@ def _bits_of(indexes: Iterable[int]) -> int:
 
 
 class ProcessingTimeouts:
-    """The messages of one segment consumer that the application has, and their time limits.
+    """The processing timeouts of the messages that the application has, of one segment consumer.
 
-    - The time of a message begins when it is handed out and ends when it is acknowledged (in a
-      transaction too) or negatively acknowledged. It is over after the timeout and never sooner, at
-      most a tick later: what falls due within a tick is asked for together.
-    - Entries are asked for, not messages: of a batch all comes again that nobody has acknowledged.
-      So the time of all its messages ends with it, and begins anew when they are handed out again.
-    - Known is what is handed out and neither acknowledged nor asked for again, nothing else.
+    The time of a message begins when it is handed out, and ends when it is acknowledged (also in a
+    transaction) or negatively acknowledged.  It falls due after the timeout, at most a tick later;
+    messages that fall due within a tick are requested together.  Whole entries are requested: all
+    unacknowledged messages of a batch come again, so the times of all of them end.
     """
 
     __slots__ = ("_batches", "_dues", "_tick_ms", "_timeout_ms")
@@ -143,26 +138,26 @@ class ProcessingTimeouts:
         self._timeout_ms: Final = timeout_ms
         self._tick_ms: Final = max(1, min(timeout_ms // TICKS, MAX_TICK_MS))
         self._dues: dict[tuple[int, int, int], int] = {}
-        """Times by ledger, entry and index; the earliest first, as all wait equally long."""
+        """Times by ledger, entry and index; the earliest first, as all timeouts are equal."""
         self._batches: dict[EntryKey, int] = {}
-        """The bits of those that are of a batch."""
+        """The bits of the messages in batches."""
 
     def __len__(self) -> int:
         return len(self._dues)
 
     def handed_out(self, key: EntryKey, index: int, now_ms: int) -> int:
-        """The time of a message begins; returns when it is over.  -1: it is of no batch."""
-        place = (*key, index)
-        self._dues.pop(place, None)
+        """Begin the time of a message, index -1 if it is not in a batch; returns when it is due."""
+        message = (*key, index)
+        self._dues.pop(message, None)
         # Time is given in whole milliseconds: the next tick is never too early.
         due_ms = ((now_ms + self._timeout_ms) // self._tick_ms + 1) * self._tick_ms
-        self._dues[place] = due_ms
+        self._dues[message] = due_ms
         if index >= 0:
             self._batches[key] = self._batches.get(key, 0) | 1 << index
         return due_ms
 
     def end(self, key: EntryKey, index: int) -> bool:
-        """The time of a message ends; False: it had ended before."""
+        """End the time of a message; returns False if it had ended before."""
         if self._dues.pop((*key, index), None) is None:
             return False
         if index >= 0:
@@ -174,7 +169,7 @@ class ProcessingTimeouts:
         return True
 
     def end_all(self, keys: Iterable[EntryKey]) -> None:
-        """End the times of all messages of these entries, as they are asked for again."""
+        """End the times of all messages of these entries, as they are requested again."""
         for key in keys:
             self._dues.pop((*key, -1), None)
             left = self._batches.pop(key, 0)
@@ -185,11 +180,11 @@ class ProcessingTimeouts:
 
     @property
     def next_ms(self) -> int | None:
-        """When something falls due."""
+        """The next time at which messages fall due, or None."""
         return next(iter(self._dues.values()), None)
 
     def due(self, now_ms: int) -> list[EntryKey]:
-        """The entries to be asked for now."""
+        """Remove and return the entries to request now."""
         found: dict[EntryKey, None] = {}
         for (ledger_id, entry_id, _), due_ms in self._dues.items():
             if due_ms > now_ms:
@@ -199,6 +194,6 @@ class ProcessingTimeouts:
         return list(found)
 
     def clear(self) -> None:
-        """Forget everything: the broker delivers it again."""
+        """Forget everything, as the broker delivers it again."""
         self._dues.clear()
         self._batches.clear()

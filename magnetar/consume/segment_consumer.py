@@ -1,4 +1,4 @@
-"""One SUBSCRIBE: a consumer of one segment, and its timer of redeliveries."""
+"""`SegmentConsumer`: a SUBSCRIBE on one segment, and its timer of redeliveries."""
 
 import asyncio
 import logging
@@ -57,23 +57,22 @@ _MESSAGE: Final = pb.BaseCommand.MESSAGE
 
 
 class SubscribedSegment(Protocol):
-    """The segment that is subscribed to."""
+    """The segment of a subscription."""
 
     @property
     def segment_id(self) -> int:
-        """Its id in the topic."""
+        """The id of the segment in the topic."""
 
     @property
     def topic(self) -> str:
-        """The name to attach to."""
+        """The name for SUBSCRIBE."""
 
 
 class RedeliveryTimer:
-    """The one timer by which a segment consumer asks its broker for messages again.
+    """The timer by which a segment consumer requests messages again.
 
-    Rules: what was negatively acknowledged is asked for when its delay is over (`Redelivery`),
-    what is not acknowledged in time when that is (`ProcessingTimeouts`). An entry that is asked
-    for waits for nothing else any more.
+    Negatively acknowledged messages are requested after their delay (`Redelivery`), unacknowledged
+    ones after their timeout (`ProcessingTimeouts`).
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class RedeliveryTimer:
         tracker: AckTracker,
         ask: Callable[[Mapping[EntryKey, int]], None],
     ) -> None:
-        """`ask` is called with entries and bits; of whole ones it says so by `asked`."""
+        """`ask` is called with entries and bits, and calls `asked` for whole entries."""
         delay, timeout_ms = settings.nack_delay, settings.processing_timeout_ms
         self.nacked: Final = Redelivery(delay.min_ms, delay.max_ms, delay.multiplier)
         self.timeouts: Final = ProcessingTimeouts(timeout_ms) if timeout_ms else None
@@ -93,38 +92,38 @@ class RedeliveryTimer:
         self._request_messages = ask
         self._handle: asyncio.TimerHandle | None = None
         self._at_ms = 0
-        """When `_handle` is called."""
+        """The time at which `_handle` is called."""
 
     def nack(self, keys: Sequence[EntryKey], redelivery_count: int, index: int = -1) -> None:
-        """Ask for entries when their delay is over, for the message of this index."""
+        """Request entries when their delay is over, for the message with this index."""
         self.nacked.add(keys, redelivery_count, self._now_ms(), index)
-        self._aim(self.nacked.next_ms)
+        self._schedule(self.nacked.next_ms)
 
     def handed_out(self, key: EntryKey, index: int) -> None:
-        """The time of a message begins, if there is a timeout."""
+        """Begin the time of a message, if there is a timeout."""
         if self.timeouts is not None:
             due_ms = self.timeouts.handed_out(key, index, self._now_ms())
             if self._handle is None or due_ms < self._at_ms:
-                self._aim(due_ms)
+                self._schedule(due_ms)
 
-    def ends(self, message_id: EntryId) -> bool:
-        """The time of a message ends; whether it had begun."""
+    def end(self, message_id: EntryId) -> bool:
+        """End the time of a message; returns whether it had begun."""
         timeouts = self.timeouts
         return timeouts is not None and timeouts.end(message_id.key, message_id.batch_index)
 
     def asked(self, keys: Sequence[EntryKey]) -> None:
-        """Forget the delays and timeouts of entries that are asked for."""
+        """Forget the delays and timeouts of entries that are requested."""
         for key in keys:
             self.nacked.forget(key)
         if self.timeouts is not None:
             self.timeouts.end_all(keys)
 
     def attached(self) -> None:
-        """The broker delivers everything again; what the application has keeps its time."""
+        """Forget delays, as the broker delivers everything again; timeouts go on."""
         self.nacked.clear()
 
     def clear(self) -> None:
-        """The broker delivers everything again anyway, or nothing any more."""
+        """Forget everything: the broker delivers all again, or nothing any more."""
         self.nacked.clear()
         if self.timeouts is not None:
             self.timeouts.clear()
@@ -132,28 +131,28 @@ class RedeliveryTimer:
             self._handle.cancel()
             self._handle = None
 
-    def _aim(self, due_ms: int | None) -> None:
-        """At this time, unless it is sooner."""
+    def _schedule(self, due_ms: int | None) -> None:
+        """Run the timer at this time, unless it runs sooner."""
         if due_ms is None or (self._handle is not None and self._at_ms <= due_ms):
             return
         if self._handle is not None:
             self._handle.cancel()
         self._at_ms = due_ms
         wait_s = max(0, due_ms - self._now_ms()) / 1000
-        self._handle = self._loop.call_later(wait_s, self._look)
+        self._handle = self._loop.call_later(wait_s, self._request_due)
 
-    def _look(self) -> None:
-        """Ask for what is due, all at once."""
+    def _request_due(self) -> None:
+        """Request all entries that are due."""
         self._handle = None
         now_ms = self._now_ms()
         due = self.nacked.due(now_ms)
         if self.timeouts is not None:
             for late in self.timeouts.due(now_ms):
                 due.update(dict.fromkeys(self._tracker.entries_of(EntryId(*late)), -1))
-            self._aim(self.timeouts.next_ms)
+            self._schedule(self.timeouts.next_ms)
         if due:
             self._request_messages(due)
-        self._aim(self.nacked.next_ms)
+        self._schedule(self.nacked.next_ms)
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
@@ -162,20 +161,18 @@ class RedeliveryTimer:
 class SegmentConsumer(Attachment):
     """A consumer of one segment: one SUBSCRIBE, over reconnects.
 
-    - Messages are asked for when it is attached and when the application takes them (`Permits`).
-    - A plain acknowledgement is in the group when `acknowledge` returns; the group leaves at the
-      latest after `ack_grouping_ms`. What waits when the connection is lost leaves on the next one.
-      The broker answers each group, for those who wait for its word (`AckAnswers`). In a
-      transaction the result is awaited, and the broker's answer with it. Cancelling who waits
-      changes nothing.
-    - On a new attachment the broker delivers again whatever is not acknowledged. So what waits in
-      the inbox is dropped; what was handed out stays acknowledgeable, and of what is shared it is
-      not handed out a second time while the application has it (`AckTracker`). What is not
-      durable keeps its inbox and goes on behind the last message that was put there.
-    - Failing for good is told to `on_failure`; without one the inbox fails.
-    - It counts and logs what cannot be unpacked (`damaged`).
-    - What is acknowledged in a transaction has no timeout any more: the broker brings it back if
-      that aborts. If the acknowledgement fails the timeout begins anew.
+    An acknowledgement without a transaction is in a group when `acknowledge` returns; the group is
+    sent within `ack_grouping_ms`, on the next connection if this one is lost.  In a transaction the
+    result waits for the broker's answer; cancelling the caller changes nothing.  A message that is
+    acknowledged in a transaction has no processing timeout any more, as the broker delivers it
+    again after an abort; if the acknowledgement fails, the timeout begins again.
+
+    On a new attachment the broker delivers all unacknowledged messages again, so those in the inbox
+    are dropped.  Those handed out can still be acknowledged, and are not handed out twice on a
+    shared subscription (`AckTracker`).  Without a durable cursor the inbox is kept, and reading
+    goes on after its last message.
+
+    If it fails for good it calls `on_failure`; without one the inbox fails.
     """
 
     def __init__(
@@ -190,9 +187,9 @@ class SegmentConsumer(Attachment):
         self.settings: Final = settings
         self.consumer_id: Final = context.ids.consumer_id()
         self.ended = False
-        """The broker has said that the topic is terminated and everything acknowledged."""
+        """Whether the broker has said that the topic is terminated and all is acknowledged."""
         self.damaged = 0
-        """Entries that could not be unpacked."""
+        """The number of entries that could not be unpacked."""
         self.on_end: Callable[[SegmentConsumer], None] | None = None
         self.on_failure: Callable[[SegmentConsumer], None] | None = None
         self._inbox = inbox
@@ -211,13 +208,13 @@ class SegmentConsumer(Attachment):
         self._nacked = self._timer.nacked
         self._timeouts = self._timer.timeouts
         self._last: RawMessage[SegmentConsumer] | None = None
-        """The last that was put into the inbox."""
+        """The last message that was put into the inbox."""
         self._decoder = self._new_decoder()
         in_order = settings.durable and settings.kind is not SubscriptionKind.SHARED
         self._handed_out = OutstandingMessages() if in_order else None
         self._answering = BackgroundTasks()
         self._losses = 0
-        """How often the attachment was lost."""
+        """The number of lost attachments."""
         self._epoch = 0
         self._leaving = False
         self._acks_due: asyncio.TimerHandle | None = None
@@ -227,15 +224,15 @@ class SegmentConsumer(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Name the consumer for error messages."""
+        """Its name in errors."""
         return f"The consumer of {self.segment.topic} in {self.settings.subscription!r}"
 
     async def find(self) -> Connection:
-        """The broker that serves the segment."""
+        """A connection to the broker that serves the segment."""
         return await self.context.pool.of_topic(self.segment.topic)
 
     async def attach(self, connection: Connection) -> None:
-        """SUBSCRIBE."""
+        """Send SUBSCRIBE."""
         connection.attach(PeerKind.CONSUMER, self.consumer_id, self)
         after = self._start_position()
         await connection.request(
@@ -243,20 +240,20 @@ class SegmentConsumer(Attachment):
         )
 
     def attached(self) -> None:
-        """Send the acknowledgements that wait, and ask for messages."""
+        """Send the pending acknowledgements, and request messages."""
         self._up.set()
         self._send_acks()
         self._request_messages()
 
     def detached(self, error: MagnetarError) -> None:
-        """Forget what waits in the inbox, as it comes again."""
+        """Drop the messages in the inbox, as they come again."""
         self._up.clear()
         self._losses += 1
         self._answers.lost(error)
         self._reset_for_attachment()
 
     def failed(self, error: MagnetarError) -> None:
-        """Tell everybody who waits: it will not be attached again."""
+        """Fail all waiting callers: it will not be attached again."""
         self._up.set()
         self._answers.over(error)
         if self._handed_out is not None:
@@ -267,7 +264,7 @@ class SegmentConsumer(Attachment):
             self._inbox.fail(error)
 
     async def leave(self, connection: Connection) -> None:
-        """The last acknowledgements, then CLOSE_CONSUMER; their answers may come behind it."""
+        """Send the last acknowledgements, then CLOSE_CONSUMER, and wait for all answers."""
         if self.state is AttachmentState.CLOSED:
             self._write_acks(connection)
         await connection.request(close_of(self.consumer_id), LEAVE_S)
@@ -275,7 +272,7 @@ class SegmentConsumer(Attachment):
             await asyncio.wait(awaited)
 
     async def close(self) -> None:
-        """Acknowledge what was acknowledged, give back everything else, and end."""
+        """Send the last acknowledgements, and close; all other messages go to other consumers."""
         if self._acks_due is not None:
             self._acks_due.cancel()
             self._acks_due = None
@@ -291,7 +288,7 @@ class SegmentConsumer(Attachment):
             self._answers.over(self._closed_error())
 
     def _reset_for_attachment(self) -> None:
-        """A new attachment: the broker knows of no permits."""
+        """Prepare for a new attachment, where the broker has no permits."""
         kept = 0
         if self.settings.durable:
             dropped = [
@@ -303,7 +300,7 @@ class SegmentConsumer(Attachment):
             if self._handed_out is not None:
                 self._handed_out.attached()
         else:
-            # Pieces that came before the last message of the inbox do not come again.
+            # Chunks that came before the last message of the inbox do not come again.
             kept = self._permits.waiting
         self._permits.reset()
         self._permits.keep(kept)
@@ -311,7 +308,7 @@ class SegmentConsumer(Attachment):
         self._decoder = self._new_decoder()
 
     def _start_position(self) -> EntryId | None:
-        """Where what is not durable goes on."""
+        """The id after which reading goes on, if the subscription is not durable."""
         return self.settings.start_after if self._last is None else self._last.entry_id
 
     def _new_decoder(self) -> "Decoder[SegmentConsumer]":
@@ -322,7 +319,7 @@ class SegmentConsumer(Attachment):
     # Handler
 
     def received(self, frame: Frame) -> None:
-        """Handler: what the broker sends."""
+        """Handle a command of the broker."""
         kind = frame.command.type
         if kind == _MESSAGE:
             self._take_message(frame)
@@ -338,7 +335,7 @@ class SegmentConsumer(Attachment):
         if self._leaving:
             return
         if self._epoch and from_wire(message.consumer_epoch) < self._epoch:
-            # Sent before the broker knew that everything was asked for again.
+            # Sent before the broker got the request to redeliver everything.
             self._permits.arrived(permits_of(frame.entry), 0)
             self._request_messages()
             return
@@ -355,7 +352,7 @@ class SegmentConsumer(Attachment):
     def _report_problems(
         self, decoded: "DecodedEntry[SegmentConsumer]", redelivery_count: int
     ) -> None:
-        """Report what is not a message as it should be."""
+        """Log and report entries without a readable message, and handle dropped chunks."""
         if decoded.failure is not None:
             self.again(decoded.failure)
         if decoded.why:
@@ -380,33 +377,33 @@ class SegmentConsumer(Attachment):
     # Permits
 
     def taken(self, received: RawMessage[object]) -> None:
-        """Inbox: a message is handed out."""
+        """Note a message that the inbox hands out."""
         if self._handed_out is not None:
             self._handed_out.add(received)
         elif received.entry.chunks and not self.settings.durable:
-            self._chunks.passed(received.entry.key)
+            self._chunks.pass_up_to(received.entry.key)
         if self._permits.taken():
             self._request_messages()
 
     def taken_back(self, received: RawMessage[object]) -> None:
-        """Inbox: it was not handed out after all."""
+        """Note a message that was not handed out after all."""
         self._permits.keep(1)
         if self._handed_out is not None:
             self._handed_out.take_back(received)
         elif received.entry.chunks and not self.settings.durable:
-            self._chunks.waits(received.entry.chunks)
+            self._chunks.add_complete(received.entry.chunks)
 
-    def room(self) -> None:
-        """Inbox: more may be asked for."""
+    def inbox_has_capacity(self) -> None:
+        """Request messages again, as the inbox is not full any more."""
         self._request_messages()
 
     def _request_messages(self) -> None:
         connection = self.connection
         if connection is None or connection.is_lost or self._leaving:
-            # Of a lost one others may hear before this does: it asks again when it is attached.
+            # A connection may be lost before this consumer is told.  It asks again when attached.
             return
         if self._inbox.is_full:
-            self._inbox.when_room(self)
+            self._inbox.call_when_not_full(self)
             return
         permits = self._permits.to_ask()
         if permits:
@@ -417,11 +414,10 @@ class SegmentConsumer(Attachment):
     def acknowledge(
         self, message_id: EntryId, transaction: AckTransaction | None = None
     ) -> Awaitable[None]:
-        """Acknowledge one message.  The class says when that is over.
+        """Acknowledge one message; the class says when the result is done.
 
-        Raises `AlreadyClosed`; in a transaction what the broker refuses it with
-        (`TransactionConflict`), and what the transaction raises; `InvalidArgument` for an id that
-        lacks the size of its batch.
+        Raises `AlreadyClosed`, and `InvalidArgument` for an id without the size of its batch.  In a
+        transaction it raises the broker's error (`TransactionConflict`) and the transaction's.
         """
         self._check_open()
         message_id = self._tracker.sized(message_id)
@@ -437,7 +433,7 @@ class SegmentConsumer(Attachment):
         self._check_open()
         entry = received.entry
         for chunk in entry.chunks:
-            # It is not known which they are if they were asked for again.
+            # The tracker does not know the chunks any more if they were requested again.
             self._tracker.acknowledge_entry(chunk)
         self._acknowledge(entry.key, received.batch_index, entry.batch_size)
 
@@ -454,33 +450,37 @@ class SegmentConsumer(Attachment):
     def acknowledge_up_to(
         self, message_id: EntryId, transaction: AckTransaction | None = None
     ) -> Awaitable[None]:
-        """A message and all before it; for those that are not shared.  As `acknowledge`."""
+        """Acknowledge a message and all before it; not on a shared subscription.
+
+        Raises the errors of `acknowledge`.
+        """
         self._check_open()
         message_id = self._tracker.sized(message_id)
         if transaction is not None:
             return self._acknowledge_in_transaction(transaction, message_id, up_to=True)
         out = self._handed_out
         found = out.acknowledged_up_to(message_id) if out is not None else []
-        self._chunks.passed(message_id.key)
+        self._chunks.pass_up_to(message_id.key)
         if self._chunks.open_across(message_id.key) is None:
             self._tracker.acknowledge_up_to(message_id)
         else:
-            # The first pieces of a message that goes on behind this one must stay at the broker.
+            # The first chunks of a message that ends after this one must not be acknowledged.
             for each in {message_id, *found}:
                 self._acknowledge(each.key, each.batch_index, each.batch_size)
         self._schedule_acks()
         return DONE
 
     def before_open(self, last: EntryId) -> EntryId:
-        """Return where to read on after `last`: before a chunked message that lies across it."""
+        """The id after which to read on: `last`, or before a chunked message that spans it."""
         first = self._chunks.open_across(last.key)
         return last if first is None else EntryId(first[0], first[1] - 1)
 
     async def confirmed(self) -> None:
-        """Wait until the broker has confirmed what was acknowledged before.
+        """Wait until the broker has confirmed all earlier acknowledgements.
 
-        Raises what the broker refuses it with, `ConnectionLost`, `OperationTimedOut`: then it is
-        not known.  `AlreadyClosed`: it was not sent.  Cancelling it changes nothing.
+        Raises the broker's error, `ConnectionLost` or `OperationTimedOut` if it is not known
+        whether they took effect, and `AlreadyClosed` if they were not sent.  Cancelling it changes
+        nothing.
         """
         self._send_acks()
         if self._tracker.waiting:
@@ -492,7 +492,7 @@ class SegmentConsumer(Attachment):
         await self._limit_wait(outcome)
 
     async def _limit_wait(self, work: Awaitable[R]) -> R:
-        """Wait, at the latest until the operation timeout is over: `OperationTimedOut`."""
+        """Wait for the operation timeout at most.  Raises `OperationTimedOut`."""
         limit_s = self.context.settings.operation_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -501,14 +501,15 @@ class SegmentConsumer(Attachment):
             if isinstance(error, MagnetarError):
                 raise
             raise OperationTimedOut(
-                f"{self.describe()} had no connection, or no answer, for {limit_s:g} s; look "
-                "whether the brokers are well, or allow more by operation_timeout_s."
+                f"{self.describe()} had no connection, or no answer, for {limit_s:g} s; check "
+                "whether the brokers are well, or raise operation_timeout_s."
             ) from (self.error or error)
 
     def _acknowledge_in_transaction(
         self, transaction: AckTransaction, message_id: EntryId, *, up_to: bool = False
     ) -> Awaitable[None]:
-        """Nothing is begun before the transaction has taken it: a refusal leaves no trace."""
+        """Acknowledge in a transaction."""
+        # The transaction first: if it refuses, nothing must have changed here.
         said = transaction.acknowledging_on(self.segment.topic, self.settings.subscription)
         outcome: asyncio.Future[None] = self.context.loop.create_future()
         transaction.track(cast("asyncio.Future[object]", outcome))
@@ -519,7 +520,7 @@ class SegmentConsumer(Attachment):
             held = self._tracker.hold(message_id)
             commands = list(acks_of(self.consumer_id, held, transaction.id))
         connection, losses = self.connection, self._losses
-        in_time = self._timer.ends(message_id)
+        in_time = self._timer.end(message_id)
         task = self._answering.start(
             self._send_when_joined(said, commands, losses if up_to else None)
         )
@@ -529,7 +530,7 @@ class SegmentConsumer(Attachment):
             if task.cancelled():
                 outcome.cancel()
             elif (error := task.exception()) is not None:
-                # A later attachment may be on the same connection; there the message comes again.
+                # On a later attachment, also one on the same connection, the message comes again.
                 same_attachment = connection is self.connection and losses == self._losses
                 if connection is not None and same_attachment:
                     self._tracker.release(message_id, held)
@@ -550,7 +551,7 @@ class SegmentConsumer(Attachment):
     ) -> list[pb.BaseCommand]:
         out = self._handed_out
         found = out.said_up_to(message_id) if out is not None else []
-        # As without a transaction: first pieces must stay at the broker.
+        # As without a transaction, the first chunks of a message must not be acknowledged.
         first = self._chunks.open_across(message_id.key)
         up_to, single = self._tracker.hold_up_to(message_id, found, first)
         return list(acks_up_to_of(self.consumer_id, up_to, single, transaction))
@@ -564,10 +565,10 @@ class SegmentConsumer(Attachment):
         if said is not None:
             await asyncio.shield(said)
         if losses is not None and (losses != self._losses or self.connection is None):
-            # Another consumer may have the segment meanwhile, and be done with some of it.
+            # Another consumer may have the segment meanwhile, and have processed messages of it.
             raise ConnectionLost(
-                f"{self.describe()} was lost before the acknowledgement was sent: abort the "
-                "transaction, everything comes again."
+                f"{self.describe()} lost its connection before the acknowledgement was sent; abort "
+                "the transaction, as everything comes again."
             )
         connection = await self._wait_attached()
         await asyncio.gather(*(connection.request(command) for command in commands))
@@ -579,9 +580,9 @@ class SegmentConsumer(Attachment):
             self._handed_out.acknowledged(message_id)
 
     async def _wait_attached(self) -> Connection:
-        """The connection, when it is attached.
+        """Wait until it is attached; returns the connection.
 
-        Raises why it will not be, `AlreadyClosed`, `OperationTimedOut`.
+        Raises the error with which it has failed, `AlreadyClosed` and `OperationTimedOut`.
         """
         connection = self.connection
         return (
@@ -604,12 +605,10 @@ class SegmentConsumer(Attachment):
             raise self._closed_error()
 
     def _closed_error(self) -> AlreadyClosed:
-        return AlreadyClosed(
-            f"{self.describe()} is closed; the message comes again to whoever subscribes."
-        )
+        return AlreadyClosed(f"{self.describe()} is closed; the message goes to another consumer.")
 
     def _schedule_acks(self) -> None:
-        """Send the group, now or when its time is up."""
+        """Send the group now if it is full, else after `ack_grouping_ms`."""
         if self._tracker.waiting >= MAX_ACK_GROUP or not self.settings.ack_grouping_ms:
             self._send_acks()
         elif self._acks_due is None:
@@ -638,33 +637,29 @@ class SegmentConsumer(Attachment):
             commands.append(cumulative_ack_of(self.consumer_id, up_to))
         return commands
 
-    # Again
+    # Redelivery
 
     def begin_processing(self, received: RawMessage[object]) -> None:
-        """The application has a message now.  It comes again unless it is done with in time."""
+        """Start the processing timeout of a message that the application has now."""
         if self.state is AttachmentState.ATTACHED:
             self._timer.handed_out(received.entry.key, received.batch_index)
 
     def nack_handed_out(self, message_id: EntryId, redelivery_count: int) -> None:
-        """As `nack`, of what `begin_processing` was told of, if there is a timeout.
-
-        What was asked for since then is not asked for once more: its count would go up twice.
-        """
-        if self._timeouts is None or self._timer.ends(message_id):
+        """Like `nack`; with a processing timeout, only if that has not requested the message."""
+        # Requested twice, its redelivery count would rise twice.
+        if self._timeouts is None or self._timer.end(message_id):
             self.nack(message_id, redelivery_count)
 
     def nack(self, message_id: EntryId, redelivery_count: int) -> None:
-        """Ask for a message again, after a delay that grows with each redelivery.
-
-        What is shared must be in hand: what a transaction acknowledges comes with its abort.
-        """
+        """Request a message again, after a delay that grows with each redelivery."""
+        # A message that a transaction acknowledges comes again if that aborts.
         if self._shared and not self._tracker.is_in_hand(message_id):
             return
         keys = self._tracker.entries_of(message_id)
         self._redeliver_later(keys, redelivery_count, message_id.batch_index)
 
     def redeliver(self, message_ids: Sequence[EntryId]) -> None:
-        """Ask for messages again now; what is exclusive asks for everything."""
+        """Request messages again now; an exclusive subscription requests everything."""
         if self.settings.kind is SubscriptionKind.EXCLUSIVE:
             self._redeliver_all()
         else:
@@ -676,17 +671,17 @@ class SegmentConsumer(Attachment):
         self._permits.taken(len(self._inbox.drop(self)))
         self._chunks.clear()
         if self.connection is not None and not self.connection.is_lost:
-            # Only here: a SUBSCRIBE under way has the epoch that its messages will have.
+            # Only while attached: the messages of a pending SUBSCRIBE have the epoch it was sent.
             self._epoch += 1
             self.connection.send(redeliver_all_of(self.consumer_id, self._epoch))
             self._request_messages()
 
     def _redeliver(self, messages: Mapping[EntryKey, int]) -> None:
-        """Entries and bits.  What of them waits in the inbox comes again too."""
+        """Request entries with the bits of their messages; those in the inbox come again too."""
         connection = self.connection
         self._tracker.give_back(messages.items())
         if connection is None or connection.is_lost:
-            return  # it comes with the next attachment
+            return  # They come with the next attachment.
         self._send_acks()
         self._permits.taken(len(self._inbox.drop(self, messages)))
         whole = [key for key, bits in messages.items() if bits == bit_of(-1)]
@@ -707,9 +702,9 @@ class SegmentConsumer(Attachment):
     # The end
 
     async def leave_in_order(self) -> None:
-        """Hand out nothing more; close when what was handed out is acknowledged.
+        """Hand out no more messages, and close when those handed out are acknowledged.
 
-        That waits for the application, without limit.  For what is not shared.
+        This waits for the application without limit.  Not for a shared subscription.
         """
         self._leaving = True
         self._inbox.drop(self)
@@ -720,7 +715,7 @@ class SegmentConsumer(Attachment):
     async def unsubscribe(self, *, force: bool = False) -> None:
         """End the subscription on this segment, and close.
 
-        Raises what the broker refuses it with.
+        Raises the broker's error.
         """
         connection = await self._wait_attached()
         self._send_acks()

@@ -1,7 +1,6 @@
-"""Pure: what can be set of consumers, checked when it is given.
+"""The settings of consumers.  Pure.
 
-As in `magnetar.settings`: frozen, units last in the names, `InvalidArgument` for what cannot be.
-`SubscribeSettings` is what one SUBSCRIBE needs; consumers make it of what users set.
+Settings are frozen, and raise `InvalidArgument` when they are made with an invalid value.
 """
 
 import enum
@@ -37,7 +36,7 @@ __all__ = [
 
 
 class SubscriptionKind(enum.Enum):
-    """How consumers of a subscription share a segment."""
+    """The way in which consumers of a subscription share a segment."""
 
     EXCLUSIVE = pb.CommandSubscribe.Exclusive
     SHARED = pb.CommandSubscribe.Shared
@@ -45,7 +44,7 @@ class SubscriptionKind(enum.Enum):
 
 
 class InitialPosition(enum.Enum):
-    """Where a subscription begins that is new."""
+    """The position at which a new subscription begins."""
 
     LATEST = pb.CommandSubscribe.Latest
     EARLIEST = pb.CommandSubscribe.Earliest
@@ -56,7 +55,7 @@ InitialPositionName = Literal["latest", "earliest"]
 
 @dataclass(frozen=True, slots=True)
 class NackDelay:
-    """How long a message waits that was not processed: longer each time, up to a limit."""
+    """The delay before a negatively acknowledged message comes again; it grows up to a limit."""
 
     min_ms: int = 1000
     max_ms: int = 60_000
@@ -65,8 +64,9 @@ class NackDelay:
     def __post_init__(self) -> None:
         if not 0 <= self.min_ms <= self.max_ms or not self.multiplier >= 1:
             raise InvalidArgument(
-                f"Delays from {self.min_ms} to {self.max_ms} ms, growing {self.multiplier} times, "
-                "are none; give 0 <= min_ms <= max_ms and a multiplier of 1 or more."
+                f"Delays from {self.min_ms} to {self.max_ms} ms with a multiplier of "
+                f"{self.multiplier} are invalid; give 0 <= min_ms <= max_ms and a multiplier of 1 "
+                "or more."
             )
 
 
@@ -75,9 +75,9 @@ class DeadLetterPolicy:
     """The treatment of messages that are delivered again and again."""
 
     max_redelivery_count: int
-    """A message that comes after so many redeliveries is a dead letter."""
+    """A message that is delivered after so many redeliveries is a dead letter."""
     topic: str | None = None
-    """Where dead letters go; `<topic>-DLQ` beside the topic unless given."""
+    """The topic of dead letters; by default `<topic>-DLQ` in the same namespace."""
 
     def __post_init__(self) -> None:
         check_positive("max_redelivery_count", self.max_redelivery_count)
@@ -85,19 +85,20 @@ class DeadLetterPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribeSettings:
-    """The settings of one segment consumer."""
+    """The settings of one SUBSCRIBE, made from the settings of a consumer."""
 
     subscription: str
     kind: SubscriptionKind
     durable: bool = True
-    """Whether the broker keeps the subscription; else nothing is acknowledged or comes again."""
+    """Whether the subscription is durable; else no message is acknowledged or redelivered."""
     initial_position: InitialPosition = InitialPosition.LATEST
     start_after: EntryId | None = None
-    """For what is not durable: reading begins behind it."""
+    """The id after which reading begins, if the subscription is not durable."""
     consumer_name: str = ""
-    """Empty: the broker makes one."""
+    """The name; if empty, the broker makes one."""
     incarnation: str = ""
-    """Another one for each consumer of that name (`protocol/incarnation.py`); empty: not told."""
+    """A text of its own for each consumer of that name (`protocol/incarnation.py`); may be empty.
+    """
     priority_level: int = 0
     schema: pb.Schema | None = None
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class SubscribeSettings:
     ack_grouping_ms: int = 100
     nack_delay: NackDelay = NackDelay()
     processing_timeout_ms: int = 0
-    """0: none."""
+    """The processing timeout; 0 for none."""
     max_pending_chunked_messages: int = 10
     max_pending_chunked_bytes: int = CHUNKED_BYTES
     expire_chunked_after_ms: int = 60_000
@@ -134,21 +135,21 @@ class ReceivingSettings:
     """The settings that every consumer has."""
 
     consumer_name: str | None = None
-    """In statistics of the broker; on each segment `<name>-seg-<id>`.  To the controller of a
-    stream, or of a group, it says who it is: who comes back under its name gets back what it had.
+    """The name in the broker's statistics, on each segment as `<name>-seg-<id>`.  A consumer of a
+    stream, or of a group, that comes back under its name gets its segments again.
     """
     consumer_properties: Mapping[str, str] = field(default_factory=dict)
-    """Properties of this consumer, in statistics of the broker."""
+    """Properties of this consumer in the broker's statistics."""
     receiver_queue_size: int = 1000
-    """Messages of each segment that are fetched ahead."""
+    """Messages of each segment that are requested ahead."""
     receiver_queue_bytes: int = 64 * 1024 * 1024
-    """Bytes of all segments above which nothing more is asked for."""
+    """Bytes of all segments above which no more messages are requested."""
     max_pending_chunked_messages: int = 10
-    """Messages in pieces of which some are missing, on each segment."""
+    """Chunked messages of each segment that may be incomplete at a time."""
     max_pending_chunked_bytes: int = CHUNKED_BYTES
-    """Bytes of all of them; of one alone there may be more."""
+    """Bytes of the incomplete messages of a segment; one alone may have more."""
     expire_chunked_after_ms: int = 60_000
-    """Time after which a message in pieces of which some are missing is given up; 0: never."""
+    """Time after which an incomplete chunked message is dropped; 0 for never."""
 
     def _check(self) -> None:
         """Check what `SubscribeSettings` does not.  Raises `InvalidArgument`."""
@@ -178,7 +179,7 @@ class ReceivingSettings:
 
 
 class ReceivingOptions(TypedDict, total=False):
-    """The fields of `ReceivingSettings`, to be given by name."""
+    """The fields of `ReceivingSettings` as keyword arguments."""
 
     consumer_name: str | None
     consumer_properties: Mapping[str, str]
@@ -194,11 +195,11 @@ class SubscriptionSettings(ReceivingSettings):
     """The settings that every consumer of a subscription has."""
 
     initial_position: InitialPosition | InitialPositionName = InitialPosition.LATEST
-    """Where the subscription begins if it is new."""
+    """The position at which the subscription begins if it is new."""
     ack_grouping_ms: int = 100
-    """How long an acknowledgement may wait for others; 0: not at all."""
+    """How long an acknowledgement may wait for others; with 0 it is sent at once."""
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
-    """Kept with the subscription if it is new."""
+    """Properties that are stored with the subscription if it is new."""
 
     def _subscribing(
         self,
@@ -217,7 +218,7 @@ class SubscriptionSettings(ReceivingSettings):
 
 
 class SubscriptionOptions(ReceivingOptions, total=False):
-    """The fields of `SubscriptionSettings`, to be given by name."""
+    """The fields of `SubscriptionSettings` as keyword arguments."""
 
     initial_position: InitialPosition | InitialPositionName
     ack_grouping_ms: int
@@ -229,15 +230,16 @@ class QueueSettings(SubscriptionSettings):
     """The settings of `Client.queue_consumer`."""
 
     nack_delay: NackDelay = NackDelay()
-    """How long a message that was not processed waits until it comes again."""
+    """The delay before a negatively acknowledged message comes again."""
     processing_timeout_s: float | None = None
-    """After that a message comes again that was handed out and is neither acknowledged nor
-    negatively acknowledged; None or 0: it never does (the Java client's `processingTimeout`).
+    """Time after which a message comes again that was handed out and is neither acknowledged nor
+    negatively acknowledged; None or 0 for never (the Java client's `processingTimeout`).
     """
     dead_letters: DeadLetterPolicy | None = None
-    """The treatment of messages that come again too often; None: they keep coming."""
+    """The treatment of messages that are delivered too often; None delivers them again and again.
+    """
     priority_level: int = 0
-    """Consumers of a lower level get messages first."""
+    """Consumers with a lower level get messages first."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -259,7 +261,7 @@ class QueueSettings(SubscriptionSettings):
 
 
 class QueueOptions(SubscriptionOptions, total=False):
-    """The fields of `QueueSettings`, to be given by name."""
+    """The fields of `QueueSettings` as keyword arguments."""
 
     nack_delay: NackDelay
     processing_timeout_s: float | None
@@ -272,8 +274,8 @@ class StreamSettings(SubscriptionSettings):
     """The settings of `Client.stream_consumer`."""
 
     hand_over_timeout_s: float | None = None
-    """How long a segment that goes to another consumer waits until what was handed out of it is
-    acknowledged; what is not by then is delivered to the other one again.  None: without limit."""
+    """How long a segment that goes to another consumer waits for acknowledgements of the messages
+    handed out; the other consumer gets the rest again.  None for no limit."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -290,7 +292,7 @@ class StreamSettings(SubscriptionSettings):
 
 
 class StreamOptions(SubscriptionOptions, total=False):
-    """The fields of `StreamSettings`, to be given by name."""
+    """The fields of `StreamSettings` as keyword arguments."""
 
     hand_over_timeout_s: float | None
 
@@ -321,4 +323,4 @@ class CheckpointSettings(ReceivingSettings):
 
 
 class CheckpointOptions(ReceivingOptions, total=False):
-    """The fields of `CheckpointSettings`, to be given by name."""
+    """The fields of `CheckpointSettings` as keyword arguments."""

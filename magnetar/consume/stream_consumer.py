@@ -1,4 +1,4 @@
-"""`StreamConsumer[T]`: one of those that share the segments of a topic, each read in order."""
+"""`StreamConsumer[T]`, which reads its share of a topic's segments, each in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
@@ -51,33 +51,31 @@ T = TypeVar("T")
 
 
 class _MessageRedelivered(Exception):
-    """The message that was taken is not handed out, as everything comes again."""
+    """The taken message must not be handed out, as everything comes again."""
 
 
 class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
-    """A consumer of a share of the segments of a topic, each in order.  Made by
-    `Client.stream_consumer`.
+    """A consumer of a share of the segments of a topic, each in order.
 
-    - Each message carries the position vector of when it was handed out: of each segment the last
-      message handed out by then. Acknowledging it acknowledges every entry of the vector.
-    - A segment that goes to another consumer is left in order: nothing more of it is handed out,
-      and it is closed when the application has acknowledged what it was given (at the latest after
-      `hand_over_timeout_s`; what is not acknowledged by then comes again to the other one).
-    - A child's messages come after its parents': the controller gives a child to somebody only when
-      its parents are read and acknowledged, and the inbox hands out in order of arrival.
-    - A segment that was lost before everything handed out of it was acknowledged stays in the
-      vector. In a transaction its entry raises, so that the transaction cannot commit what another
-      consumer will do again; without one it is passed over, and in vectors no longer.
-    - Where something was read on after a reconnect, or after the segment came back, though what had
-      been handed out before was not acknowledged, a transaction is refused too (`OrderedAcks`).
-    - When a transaction with an acknowledgement of this consumer does not commit, everything that
-      was handed out and is not acknowledged is handed out once more, in order; until it is known
-      that the broker has let go of it, and every acknowledgement in it is answered, nothing is
-      handed out. Messages from before are not acknowledged any more: that raises
-      `TransactionConflict`. Who gives up a message before acknowledging it in the transaction asks
-      for that itself (`redeliver_unacknowledged`).
-    - Only one transaction at a time acknowledges on a segment; another one raises too.
-    - A topic that is gone fails the consumer after a while.
+    Made by `Client.stream_consumer`.
+
+    Each message carries a position vector: the last message of each segment that was handed out
+    before it.  Acknowledging the message acknowledges all of them.  The messages of a child segment
+    come after those of its parents, as the controller assigns a child when its parents are
+    acknowledged.
+
+    A segment that goes to another consumer is closed when the application has acknowledged all
+    messages that it got, at the latest after `hand_over_timeout_s`; the other consumer gets the
+    rest again.  If such messages are then acknowledged in a transaction, that raises, as the other
+    consumer will process them again; without a transaction they are skipped.
+
+    When a transaction with an acknowledgement of this consumer does not commit, all unacknowledged
+    messages are handed out again, in order.  Messages received before that can not be acknowledged
+    any more: this raises `TransactionConflict`.  If the application gives up messages before it
+    acknowledges them in the transaction, it must call `redeliver_unacknowledged`.
+
+    Only one transaction at a time can acknowledge on a segment; another one raises
+    `TransactionConflict`.  If the topic no longer exists, the consumer fails after a while.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         self._schema = schema
         self._settings = settings
         self.name: Final = settings.consumer_name or random_name(context, "stream-")
-        """The name by which the controller knows it."""
+        """Its name at the controller."""
         self._incarnation: Final = random_name(context, "", 16)
         self._session = ControllerSession(
             context, topic, subscription, self.name, create_if_missing=create_if_missing
@@ -113,29 +111,29 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         """Segments of the vector that were lost before everything was acknowledged."""
         self._acks = OrderedAcks()
         self.times_back = 0
-        """How often everything has come again; messages from before are not acknowledged."""
+        """The number of redeliveries of everything."""
         self.on_going_back: Callable[[], None] | None = None
-        """Called when everything comes again, other than by `redeliver_unacknowledged`."""
+        """Called when everything comes again, except by `redeliver_unacknowledged`."""
         self._failure: MagnetarError | None = None
 
     @property
     def topic(self) -> str:
-        """The topic as the broker resolved its name: `topic://...`."""
+        """The topic's name, as the broker resolved it: `topic://...`."""
         return self._session.topic
 
     @property
     def segment_ids(self) -> frozenset[int]:
-        """The segments that it has been given."""
+        """The ids of the assigned segments."""
         return self._held.ids
 
     @property
     def positions(self) -> Positions:
-        """The last message of each segment that was handed out, or is acknowledged."""
+        """The last message of each segment that was handed out or is acknowledged."""
         return self._vector
 
     @property
     def failure(self) -> MagnetarError | None:
-        """Why it has ended by itself."""
+        """The error with which it has failed, or None."""
         return self._failure
 
     @property
@@ -144,13 +142,13 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         return all(self._acks.is_all_acknowledged(segment_id) for segment_id in self._vector)
 
     def is_acknowledged(self, positions: Positions) -> bool:
-        """Whether everything up to there is, outside of transactions that are open."""
+        """Whether everything up to these positions is, without open transactions."""
         return all(self._acks.is_acknowledged(i, entry, None) for i, entry in positions.items())
 
     async def open(self) -> None:
-        """Register, and subscribe to what is assigned first.
+        """Register with the controller, and subscribe to the first assignment.
 
-        Raises what the broker refuses, `OperationTimedOut`.
+        Raises the broker's error, or `OperationTimedOut`.
         """
         timeout_s = self._context.settings.operation_timeout_s
         try:
@@ -162,9 +160,9 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
             raise
         except TimeoutError:
             raise OperationTimedOut(
-                f"Consumer {self.name} of {self.topic} got not all of its segments within "
-                f"{timeout_s:g} s; look whether another consumer holds on to one, or allow more "
-                "by operation_timeout_s."
+                f"Consumer {self.name} of {self.topic} did not get all of its segments within "
+                f"{timeout_s:g} s; check whether another consumer holds one, or raise "
+                "operation_timeout_s."
             ) from None
 
     async def _close(self) -> None:
@@ -181,15 +179,15 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     ) -> Awaitable[None]:
         """Acknowledge this message and all that were handed out before it.
 
-        Acts when it is called, awaited or not.  A plain one is sent within `ack_grouping_ms`; with
-        `wait` the broker's word is awaited, in a transaction always.  Raises `AlreadyClosed`, and
-        where the broker's word is awaited what it refuses it with.
+        This takes effect when it is called, awaited or not.  Without `wait` the acknowledgement is
+        sent within `ack_grouping_ms`.  With `wait`, and always in a transaction, the result waits
+        for the broker's answer.  Raises `AlreadyClosed`, and the broker's error if it waits.
         """
         check_message(message, self.topic)
         if not message.id.positions:
             raise InvalidArgument(
-                f"Message {message.id} was not received in order; give it to the consumer that "
-                "gave it."
+                f"Message {message.id} was not received by an ordered consumer; pass it to the "
+                "consumer that received it."
             )
         return self.ack_positions(message.id.positions, transaction=transaction, wait=wait)
 
@@ -204,7 +202,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed(
-                f"Consumer {self.name} is closed; the message comes again to whoever subscribes."
+                f"Consumer {self.name} is closed; the message goes to another consumer."
             )
         if transaction is not None:
             self.follow(transaction)
@@ -239,11 +237,10 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     def _to_acknowledge(
         self, segment_id: int, entry: EntryId, transaction: AckTransaction | None
     ) -> SegmentConsumer | None:
-        """Return the consumer that acknowledges an entry, if one has to.  Raises a refusal."""
+        """The consumer that must acknowledge an entry, or None.  Raises if it is refused."""
         if entry.batch_index >= 0 and not entry.batch_size:
             raise InvalidArgument(
-                f"Id {entry} does not tell the size of its batch; give the id of a message that "
-                "was received."
+                f"Id {entry} lacks the size of its batch; give the id of a received message."
             )
         id_of_it = None if transaction is None else transaction.id
         if self._acks.is_acknowledged(segment_id, entry, id_of_it):
@@ -251,7 +248,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         if self._acks.awaits_redelivery(segment_id, entry):
             raise TransactionConflict(
                 f"Message {entry} of segment {segment_id} comes again, as a transaction did not "
-                "commit; acknowledge it when it is received once more."
+                "commit; acknowledge it when it is received again."
             )
         if id_of_it is not None and (holder := self._acks.holder(segment_id, id_of_it)) is not None:
             raise TransactionConflict(
@@ -268,16 +265,16 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
             )
         if transaction is not None and self._acks.may_be_duplicated(segment_id):
             raise TransactionConflict(
-                f"Messages of segment {segment_id} of {self.topic} come again, as the connection "
-                "or the segment was lost before they were acknowledged; abort the transaction, "
-                "which may do them twice."
+                f"Messages of segment {segment_id} of {self.topic} may be processed twice, as the "
+                "connection or the segment was lost before they were acknowledged; abort the "
+                "transaction."
             )
         return consumer
 
     # Transactions
 
     def follow(self, transaction: AckTransaction) -> None:
-        """Watch a transaction: if it does not commit, what is not acknowledged comes again."""
+        """Follow a transaction: if it does not commit, unacknowledged messages come again."""
         if isinstance(transaction, ObservedTransaction) and self._acks.join_transaction(
             transaction
         ):
@@ -286,7 +283,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     def _over(self, transaction: tuple[int, int], committed: bool) -> None:
         unanswered = () if committed else [t for s in self._segments() for t in s.unanswered]
         if unanswered and self._closing is None:
-            # The broker may hold what one of them names until it has refused it.
+            # The broker may hold messages for such an acknowledgement until it has answered it.
             unanswered[0].add_done_callback(lambda _: self._over(transaction, committed))
             return
         entries = self._acks.end_transaction(transaction, committed=committed)
@@ -300,9 +297,9 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
             segment.over(transaction, entry)
 
     def redeliver_unacknowledged(self) -> None:
-        """Hand out once more, in order, everything that is not acknowledged.
+        """Hand out everything that is not acknowledged again, in order.
 
-        Messages from before can not be acknowledged any more.
+        Messages received before can not be acknowledged any more.
         """
         check_loop(self._loop)
         self.times_back += 1
@@ -328,29 +325,30 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
 
     @property
     def in_doubt(self) -> bool:
-        """See `OrderedAcks`."""
+        """See `OrderedAcks.in_doubt`."""
         return self._acks.in_doubt
 
     def is_settled(self, segment_id: int, entry: EntryId) -> bool:
-        """See `OrderedAcks`."""
+        """See `OrderedAcks.is_settled`."""
         return self._acks.is_settled(segment_id, entry)
 
     def start_attachment(self, segment_id: int) -> None:
-        """See `OrderedAcks`."""
+        """See `OrderedAcks.start_attachment`."""
         self._acks.start_attachment(segment_id)
 
     def record_first_arrival(self, segment_id: int, entry: EntryId) -> None:
-        """See `OrderedAcks`."""
+        """See `OrderedAcks.record_first_arrival`."""
         self._acks.record_first_arrival(segment_id, entry)
 
     def restart_from_earlier(self, segment_id: int) -> None:
-        """A transaction that held earlier messages is over: everything again, from the first."""
+        """Request everything again, as a transaction that held earlier messages is over."""
         if self.in_doubt or self._closing is not None:
-            return  # it is asked for when that is over
+            return  # Requested when the transaction in doubt is over.
         for transaction in self._acks.transactions_on(segment_id):
             error = TransactionFailed(
                 f"Segment {segment_id} of {self.topic} begins again at an earlier message, as "
-                "another transaction did not commit; begin another one with what comes again."
+                "another transaction did not commit; begin a new one with the messages that come "
+                "again."
             )
             cannot_commit(self._context, transaction, error)
         self._go_back()
@@ -377,7 +375,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     # Reader of HeldSegments
 
     async def segment_consumer(self, segment: AssignedSegment) -> SegmentConsumer:
-        """A new consumer of a segment."""
+        """Make a new consumer of a segment."""
         how = self._settings.of_segment(
             self._subscription, self.name, segment.segment_id, self._given_schema.info
         )
@@ -387,10 +385,10 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         return OrderedSegment(self._context, segment, how, self._inbox, self)
 
     def missing(self, segment: AssignedSegment, times: int) -> bool:
-        """The segment was pruned, or the topic deleted: if it stays so, the controller knows."""
+        """Retry, and after a few tries ask the controller again: it knows whether it was pruned."""
         if times >= MISSING_SEGMENT_TRIES:
             self._session.again(
-                ServiceNotReady(f"{segment.topic} is not there; the controller is asked again.")
+                ServiceNotReady(f"{segment.topic} does not exist; the controller is asked again.")
             )
         return True
 
@@ -403,7 +401,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
             return
 
     def parted(self, segment: AssignedSegment) -> None:
-        """A segment is no longer this consumer's."""
+        """Give up a segment that was closed."""
         segment_id = segment.segment_id
         if self._acks.lose_segment(segment_id):
             self._lost.add(segment_id)
@@ -412,14 +410,14 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         self._acks.forget_left_segments(self._held.ids)
 
     def _forget_lost(self, acknowledged: Container[int]) -> None:
-        """Take lost segments out of the vector that are acknowledged, or that the caller named."""
+        """Remove lost segments from the vector that are all acknowledged, or in `acknowledged`."""
         done = {i for i in self._lost if i in acknowledged or self._acks.is_all_acknowledged(i)}
         if done:
             self._lost -= done
             self._vector = _without(self._vector, done)
 
     def failed(self, error: MagnetarError) -> None:
-        """End, as a segment or the session cannot be had."""
+        """Fail, as a segment or the session has failed."""
         self._failure = self._failure or error
         self._inbox.fail(error)
 

@@ -1,39 +1,27 @@
-"""What a segment was given and has not sent, and how it is cut into batches.  Pure.
-
-Pure.  Rules:
-
-- A batch has at most `max_messages` and `max_bytes`, one transaction or none, and messages of one
-  entry bucket.  A delayed message, and whatever is larger than a batch, is alone.
-- Batches leave in the order of their last messages, so the highest sequence ids rise: whenever one
-  batch is closed, those of the other buckets are too.
-- Where a topic is deduplicated, the broker drops a SEND whose highest sequence id it knows.  So
-  what it may know (not above the last sequence id that it told) shares no batch with what is new,
-  and messages with sequence ids of the user are cut at every change of the bucket: sent again by
-  another process, cut otherwise, none is taken for known because one behind it is.
-- Nothing overtakes a message that waits for its transaction.
-- What nobody waits for any more is dropped, and holds nothing up.
-"""
+"""The queue of a segment's messages that are not sent yet, and their batches.  Pure."""
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from magnetar.produce.outgoing import Outgoing
+from magnetar.produce.outgoing import OutgoingMessage
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much a batch holds.  `max_messages` 1: no batches."""
+    """The limits of a batch; with `max_messages` 1 there are no batches."""
 
     max_messages: int
     max_bytes: int
 
 
 class Queue:
-    """Messages of one segment that are not sent yet, and how they become batches.
+    """Messages of one segment that are not sent yet; makes batches of them.
 
-    Sequence ids are given here, when a message is cut.
+    A batch has messages of one transaction or of none, and of one entry bucket.  A delayed message,
+    and one larger than a batch, is alone.  Batches come in the order of their last messages, so
+    their highest sequence ids rise.  A message gets its sequence id when its batch is made.
     """
 
     __slots__ = ("_dropped", "_messages", "_splits", "known", "limits", "next_number", "size")
@@ -42,37 +30,37 @@ class Queue:
         self,
         limits: BatchLimits,
         bucket_splits: Sequence[int] = (),
-        dropped: Callable[[Outgoing], None] = lambda message: None,
+        dropped: Callable[[OutgoingMessage], None] = lambda message: None,
     ) -> None:
-        """`bucket_splits`: the first hashes of the segment's buckets but the first.
+        """`bucket_splits` are the first hashes of the segment's buckets, without that of the first.
 
-        `dropped` is told of each message that nobody waited for.
+        `dropped` is called with each message whose caller no longer waits for it.
         """
         self._dropped = dropped
         self.limits = limits
-        """Of what is cut from now on."""
+        """The limits of batches from now on."""
         self._splits = tuple(bucket_splits)
-        self._messages: deque[Outgoing] = deque()
+        self._messages: deque[OutgoingMessage] = deque()
         self.size = 0
-        """Bytes that wait."""
+        """Bytes of the queued messages."""
         self.next_number = 0
         """The next sequence id."""
         self.known = -1
-        """The last sequence id of which the broker said that it knows it."""
+        """The last sequence id that the broker had when the producer was attached."""
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, message: Outgoing) -> bool:
-        """Put it last.  Returns whether a batch is full."""
+    def add(self, message: OutgoingMessage) -> bool:
+        """Append a message.  Returns whether a batch is full."""
         self._messages.append(message)
         self.size += message.size
         limits = self.limits
         return len(self._messages) >= limits.max_messages or self.size >= limits.max_bytes
 
-    def take_all(self) -> list[Outgoing]:
-        """Everything that waits and is wanted; nothing waits afterwards."""
-        taken: list[Outgoing] = []
+    def take_all(self) -> list[OutgoingMessage]:
+        """Remove all messages; returns those whose callers still wait."""
+        taken: list[OutgoingMessage] = []
         for message in self._messages:
             if message.outcome.done():
                 self._dropped(message)
@@ -83,21 +71,21 @@ class Queue:
         return taken
 
     def prune(self) -> None:
-        """Drop what nobody waits for any more."""
+        """Drop messages whose callers no longer wait."""
         kept = self.take_all()
         self._messages.extend(kept)
         self.size = sum(message.size for message in kept)
 
-    def cut(self) -> list[list[Outgoing]]:
-        """Batches of everything that may be sent now, in the order in which they are to be."""
+    def take_batches(self) -> list[list[OutgoingMessage]]:
+        """Remove all messages that can be sent now; returns them in batches, in sending order."""
         ready = self._take_ready()
         if self._splits:
-            return _cut_by_bucket(ready, self.limits, self._splits, self.known)
-        return _cut_in_order(ready, self.limits, self.known)
+            return _batches_by_bucket(ready, self.limits, self._splits, self.known)
+        return _batches_in_order(ready, self.limits, self.known)
 
-    def _take_ready(self) -> list[Outgoing]:
-        """What may be sent now, with its numbers."""
-        ready: list[Outgoing] = []
+    def _take_ready(self) -> list[OutgoingMessage]:
+        """Remove the messages that can be sent now, and give them their sequence ids."""
+        ready: list[OutgoingMessage] = []
         messages = self._messages
         number = self.next_number
         size = 0
@@ -106,7 +94,7 @@ class Queue:
             unwanted = message.outcome.done()
             awaits = message.awaits
             if awaits is not None and not unwanted and not awaits.done():
-                break
+                break  # No message overtakes one that waits for its transaction.
             messages.popleft()
             size += message.size
             if unwanted:
@@ -124,13 +112,13 @@ class Queue:
         return ready
 
 
-def _cut_in_order(
-    messages: Sequence[Outgoing], limits: BatchLimits, known: int
-) -> list[list[Outgoing]]:
+def _batches_in_order(
+    messages: Sequence[OutgoingMessage], limits: BatchLimits, known: int
+) -> list[list[OutgoingMessage]]:
     """The batches of a segment with one bucket."""
     max_messages, max_bytes = limits.max_messages, limits.max_bytes
-    batches: list[list[Outgoing]] = []
-    batch: list[Outgoing] = []
+    batches: list[list[OutgoingMessage]] = []
+    batch: list[OutgoingMessage] = []
     count, size = max_messages, 0
     txn: tuple[int, int] | None = None
     was_known = False
@@ -140,6 +128,8 @@ def _cut_in_order(
             count >= max_messages
             or size > max_bytes
             or message.txn != txn
+            # A deduplicating broker drops a SEND whose highest sequence id it has.  So messages
+            # that it may have share no batch with new ones.
             or (message.number <= known) is not was_known
             or message.deliver_at_ms is not None
         ):
@@ -154,33 +144,33 @@ def _cut_in_order(
     return batches
 
 
-def _cut_by_bucket(
-    messages: Sequence[Outgoing], limits: BatchLimits, splits: tuple[int, ...], known: int
-) -> list[list[Outgoing]]:
+def _batches_by_bucket(
+    messages: Sequence[OutgoingMessage], limits: BatchLimits, splits: tuple[int, ...], known: int
+) -> list[list[OutgoingMessage]]:
     """The batches of a segment with several buckets."""
-    cutter = _Cutter(limits, known)
+    builder = _BatchBuilder(limits, known)
     for message in messages:
-        cutter.put(message, bisect_right(splits, message.bucket_hash))
-    cutter.close()
-    return cutter.batches
+        builder.put(message, bisect_right(splits, message.bucket_hash))
+    builder.close()
+    return builder.batches
 
 
-class _Cutter:
-    """The batches that are open: one for each bucket."""
+class _BatchBuilder:
+    """Builds batches, one open batch for each bucket."""
 
     __slots__ = ("_known", "_limits", "_open", "_sizes", "_txn", "_was_known", "batches")
 
     def __init__(self, limits: BatchLimits, known: int) -> None:
-        self.batches: list[list[Outgoing]] = []
+        self.batches: list[list[OutgoingMessage]] = []
         self._limits = limits
         self._known = known
-        self._open: dict[int, list[Outgoing]] = {}
+        self._open: dict[int, list[OutgoingMessage]] = {}
         self._sizes: dict[int, int] = {}
         self._txn: tuple[int, int] | None = None
         self._was_known = False
 
-    def put(self, message: Outgoing, bucket: int) -> None:
-        """Into the batch of its bucket; closes what it does not go with."""
+    def put(self, message: OutgoingMessage, bucket: int) -> None:
+        """Add a message to the batch of its bucket; first closes batches that exclude it."""
         known = message.number <= self._known
         if message.deliver_at_ms is not None or message.size > self._limits.max_bytes:
             self.close()
@@ -192,10 +182,13 @@ class _Cutter:
         self._open.setdefault(bucket, []).append(message)
         self._sizes[bucket] = self._sizes.get(bucket, 0) + message.size
 
-    def _must_close(self, message: Outgoing, bucket: int, known: bool) -> bool:
+    def _must_close(self, message: OutgoingMessage, bucket: int, known: bool) -> bool:
         if message.txn != self._txn or known is not self._was_known:
             return True
         batch = self._open.get(bucket)
+        # Sequence ids of the user: another process may send the same messages again in other
+        # batches.  A change of the bucket closes the batch, so that a deduplicating broker takes
+        # no message for one it has because a later message of its batch is one.
         if batch is None:
             return message.sequence_id is not None
         limits = self._limits
@@ -206,11 +199,12 @@ class _Cutter:
         )
 
     def close(self) -> None:
-        """All open batches are complete."""
+        """Close all open batches."""
+        # All together, so that the highest sequence ids rise from batch to batch.
         self.batches += sorted(self._open.values(), key=_last_number)
         self._open.clear()
         self._sizes.clear()
 
 
-def _last_number(batch: list[Outgoing]) -> int:
+def _last_number(batch: list[OutgoingMessage]) -> int:
     return batch[-1].number

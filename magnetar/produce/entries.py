@@ -1,24 +1,12 @@
-"""From messages to the SENDs that carry them.  Pure.
-
-Pure.  Rules:
-
-- A message alone is no batch: its metadata is that of the entry.  A batch has the key of its first
-  message too, for dispatchers that do not look into it.
-- Every entry is stamped with the lowest and highest bucket hash of its messages.
-- A batch of a segment with several buckets goes by its highest sequence id alone: between those of
-  its messages are some of other batches.
-- What is usual is encoded by hand (`magnetar.protocol.hot_produce`); the bytes of rarer fields go
-  behind.
-- A message that the broker would not take is cut into chunks if the producer may, else refused.
-"""
+"""`EntryEncoder`, which encodes messages as SENDs.  Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magnetar.compression import CompressionType, compress
 from magnetar.errors import MessageTooLarge
-from magnetar.produce.chunks import CHUNK_FIELDS_BYTES, chunk_uuid, cut_chunks, fits
-from magnetar.produce.outgoing import Outgoing, Sent
+from magnetar.produce.chunks import CHUNK_FIELDS_BYTES, chunk_uuid, fits, split_payload
+from magnetar.produce.outgoing import OutgoingMessage, SentEntry
 from magnetar.protocol.checksum import crc32c
 from magnetar.protocol.hot_produce import (
     encode_key,
@@ -34,7 +22,12 @@ from magnetar.protocol.pulsar_pb2 import CommandSend, MessageMetadata, SingleMes
 
 @dataclass(frozen=True, slots=True)
 class EntryEncoder:
-    """Of one attached producer; sizes are bytes."""
+    """Encodes the messages of one attached producer; sizes are in bytes.
+
+    A message alone is not a batch: its metadata is that of the entry.  Every entry has the lowest
+    and the highest bucket hash of its messages.  Usual fields are encoded by hand
+    (`magnetar.protocol.hot_produce`), and the bytes of rarer ones are appended.
+    """
 
     producer_id: int
     producer_name: str
@@ -44,13 +37,16 @@ class EntryEncoder:
     chunking: bool = False
     buckets: int = 1
 
-    def encode(self, batch: Sequence[Outgoing], now_ms: int) -> list[Sent]:
-        """One SEND, or one for each chunk.  Raises `MessageTooLarge`."""
+    def encode(self, batch: Sequence[OutgoingMessage], now_ms: int) -> list[SentEntry]:
+        """Encode a batch as one SEND, or a large message as one for each chunk.
+
+        Raises `MessageTooLarge` for a large message without `chunking`, and for a large batch.
+        """
         if len(batch) == 1:
             return self._one(batch[0], now_ms)
         return [self._batch(batch, now_ms)]
 
-    def _batch(self, batch: Sequence[Outgoing], now_ms: int) -> Sent:
+    def _batch(self, batch: Sequence[OutgoingMessage], now_ms: int) -> SentEntry:
         first, count = batch[0], len(batch)
         parts: list[bytes] = [b"", b""]
         add = parts.append
@@ -82,9 +78,11 @@ class EntryEncoder:
             uncompressed_size = len(payload)
             parts[2:] = [compress(self.compression, payload)]
         highest = batch[-1].number
+        # With several buckets the sequence ids between those of a batch belong to other batches,
+        # so only the highest is sent.
         sequence_id = first.number if self.buckets == 1 else highest
         metadata = encode_metadata_head(self.producer_name.encode(), to_wire(sequence_id), now_ms)
-        if first.key is not None:
+        if first.key is not None:  # For dispatchers that do not unpack batches.
             metadata += encode_key(first.key)
         metadata += encode_metadata_tail(
             compression=self.compression,
@@ -109,7 +107,7 @@ class EntryEncoder:
             raise _too_large(len(checked), self.max_message_size)
         return self._sent(batch, sequence_id, highest, checked)
 
-    def _one(self, message: Outgoing, now_ms: int) -> list[Sent]:
+    def _one(self, message: OutgoingMessage, now_ms: int) -> list[SentEntry]:
         payload = message.payload
         uncompressed_size = 0
         if self.compression:
@@ -144,14 +142,15 @@ class EntryEncoder:
         checked = b"".join((len(metadata).to_bytes(4, "big"), metadata, payload))
         return [self._sent((message,), message.number, message.number, checked)]
 
-    def _chunks(self, message: Outgoing, metadata: bytes, payload: bytes) -> list[Sent]:
+    def _chunks(self, message: OutgoingMessage, metadata: bytes, payload: bytes) -> list[SentEntry]:
         uuid = chunk_uuid(self.producer_name, message.number)
-        room = len(metadata) + len(uuid.encode()) + CHUNK_FIELDS_BYTES
-        chunks = cut_chunks(payload, room, self.max_message_size)
+        overhead = len(metadata) + len(uuid.encode()) + CHUNK_FIELDS_BYTES
+        chunks = split_payload(payload, overhead, self.max_message_size)
+        # The total size is that of the payload as it is sent, so after compression.
         fields = MessageMetadata(
             uuid=uuid, num_chunks_from_msg=len(chunks), total_chunk_msg_size=len(payload)
         )
-        sends: list[Sent] = []
+        sends: list[SentEntry] = []
         for index, chunk in enumerate(chunks):
             fields.chunk_id = index
             whole = metadata + fields.SerializePartialToString()
@@ -163,36 +162,36 @@ class EntryEncoder:
 
     def _sent(
         self,
-        messages: Sequence[Outgoing],
+        messages: Sequence[OutgoingMessage],
         sequence_id: int,
         highest: int,
         checked: bytes,
         *,
         chunked: bool = False,
-    ) -> Sent:
+    ) -> SentEntry:
         checksum = crc32c(checked)
         count, txn = len(messages), messages[0].txn
-        told = highest if count > 1 and self.buckets == 1 else 0
+        sent_highest = highest if count > 1 and self.buckets == 1 else 0
         if txn is None and not chunked:
             head = encode_send_head(
-                self.producer_id, to_wire(sequence_id), count, told, len(checked), checksum
+                self.producer_id, to_wire(sequence_id), count, sent_highest, len(checked), checksum
             )
         else:
             send = CommandSend(producer_id=self.producer_id, sequence_id=to_wire(sequence_id))
             if count > 1:
                 send.num_messages = count
-            if told:
-                send.highest_sequence_id = told
+            if sent_highest:
+                send.highest_sequence_id = sent_highest
             if chunked:
                 send.is_chunk = True
             if txn is not None:
                 send.txnid_most_bits, send.txnid_least_bits = txn
             head = wrap_send(send.SerializeToString(), len(checked), checksum)
-        return Sent(sequence_id, highest, messages, (head, checked), checksum)
+        return SentEntry(sequence_id, highest, messages, (head, checked), checksum)
 
 
-def _single_head(message: Outgoing) -> bytes:
-    """As `encode_single_head`, for any message."""
+def _single_head(message: OutgoingMessage) -> bytes:
+    """The bytes of `encode_single_head`, for a message with any fields."""
     single = SingleMessageMetadata(
         payload_size=len(message.payload), sequence_id=to_wire(message.number)
     )
@@ -212,7 +211,7 @@ def _single_head(message: Outgoing) -> bytes:
     return len(raw).to_bytes(4, "big") + raw
 
 
-def _rare_metadata(message: Outgoing) -> bytes:
+def _rare_metadata(message: OutgoingMessage) -> bytes:
     rest = MessageMetadata()
     for name, value in (message.properties or {}).items():
         rest.properties.add(key=name, value=value)
@@ -228,13 +227,13 @@ def _rare_metadata(message: Outgoing) -> bytes:
     return rest.SerializePartialToString()
 
 
-def _set_transaction(metadata: MessageMetadata, message: Outgoing) -> None:
+def _set_transaction(metadata: MessageMetadata, message: OutgoingMessage) -> None:
     if message.txn is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = message.txn
 
 
 def _too_large(size: int, max_message_size: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"A message takes {size} bytes with its metadata and the broker takes {max_message_size}: "
+        f"A message has {size} bytes with its metadata and the broker allows {max_message_size}: "
         "open the producer with chunking=True, or send less at once."
     )

@@ -1,8 +1,4 @@
-"""Names of producers at brokers, and what is stored under one on segments that take no more.
-
-Rule: each segment counts a producer's sequence ids separately, so a producer has another name on
-each of them.
-"""
+"""Names of producers on segments, and the last sequence id of a name on a sealed segment."""
 
 from magnetar.context import ClientContext
 from magnetar.errors import TopicNotFound, TopicTerminated
@@ -13,21 +9,22 @@ __all__ = ["last_stored_on_sealed", "name_on"]
 
 
 def name_on(segment: Segment, name: str) -> str:
-    """The name under which brokers know a producer on this segment."""
+    """The name of a producer on this segment."""
+    # Each segment counts the sequence ids of a producer separately.
     return f"{name}-seg-{segment.segment_id}"
 
 
 async def last_stored_on_sealed(context: ClientContext, segment: Segment, name: str) -> int:
     """The highest sequence id that a producer of that name has stored on a sealed segment.
 
-    -1 if there is none, or it is not known: the segment has been pruned, or its broker is one of
-    Apache Pulsar, which admits nobody to a sealed segment.
+    -1 if there is none or it is not known: the segment has been pruned, or its broker is Apache
+    Pulsar, which attaches no producer to a sealed segment.
     """
     connection = await context.pool.of_topic(segment.topic)
     if not connection.knows_resends:
         return -1
     producer_id = context.ids.producer_id()
-    # Epoch 1: a sealed segment takes only who comes back.
+    # Epoch 1: a sealed segment attaches only producers that come back.
     command = pb.CommandProducer(
         topic=segment.topic,
         producer_id=producer_id,

@@ -1,10 +1,4 @@
-"""One message on its way, and one SEND.
-
-Pure.  Rules: an `Outgoing` is in one place at a time: the hold of its topic, the queue of a
-segment, or a `Sent` of that segment.  Whoever asked for it looks only at its `outcome`; what nobody
-waits for any more (its outcome is done: time is up, the caller was cancelled) is not sent if it was
-not yet.
-"""
+"""A message that is being sent, and a SEND.  Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -13,40 +7,45 @@ from magnetar.message_id import MessageId
 from magnetar.transactions.work import Work
 
 MESSAGE_OVERHEAD_BYTES = 64
-"""What is counted for a message beside its payload, key and properties."""
+"""Bytes that count for a message beside its payload, key and properties."""
 
 
 class Outcome(Protocol):
-    """What becomes of a message; an `asyncio.Future` in the shell."""
+    """The outcome of a message; an `asyncio.Future` in the shell."""
 
     def done(self) -> bool:
-        """Whether it is decided."""
+        """Whether the outcome is known, or the caller no longer waits for it."""
         ...
 
     def set_result(self, result: MessageId, /) -> None:
-        """It is stored, there."""
+        """Set the id of the stored message."""
 
     def set_exception(self, exception: BaseException, /) -> None:
-        """It is not stored, or nobody knows."""
+        """Set the error; the message is not stored, or that is not known."""
 
 
-class Awaited(Protocol):
-    """What a message waits for before it may be sent; an `asyncio.Future` in the shell."""
+class SendGate(Protocol):
+    """A condition before which a message must not be sent."""
 
     def done(self) -> bool:
         """Whether the wait is over."""
         ...
 
 
-class Outgoing:
-    """One message.  `size` is what it counts for, bytes; times are ms since 1970.
+class OutgoingMessage:
+    """One message that is being sent.
 
-    `key` is as it is on the wire, of a `bytes_key` in base64.  `bucket_hash` are the 16 bits that
-    choose its entry bucket.  `sequence_id` is the user's, `number` the one that it is sent under.
-    `txn` is the transaction's id (most and least bits); `awaits`: until the transaction knows the
-    segment.  `counted`: it takes room in its producer.  `first_chunk`: the entry of its first
-    chunk, once stored.  `deadline`: when it fails, in seconds of the loop's clock.  `place`: which
-    of its producer's messages it is, from 1 on.
+    It is in one place at a time: held for its topic, in the queue of a segment, or in a SEND of
+    that segment.  The caller sees only its `outcome`.  If that is done before the message was sent
+    (a timeout, a cancelled caller), the message is not sent.
+
+    `size` is the number of bytes that it counts for.  Times are in ms since 1970.  `key` is as on
+    the wire: base64 for a `bytes_key`.  `bucket_hash` are the 16 bits that choose its entry bucket.
+    `sequence_id` is the user's, `number` the one that is sent.  `txn` is the id of its transaction
+    (most and least bits); `awaits` is done when the transaction knows the segment.  `counted` says
+    whether it counts as pending in its producer.  `first_chunk` is the entry of its first chunk,
+    once stored.  `deadline` is when it fails, in seconds of the loop's clock.  `place` counts the
+    messages of its producer from 1 on.
     """
 
     __slots__ = (
@@ -104,7 +103,7 @@ class Outgoing:
         self.place = 0
         self.transaction: Work | None = None
         self.txn: tuple[int, int] | None = None
-        self.awaits: Awaited | None = None
+        self.awaits: SendGate | None = None
         self.size = len(payload) + MESSAGE_OVERHEAD_BYTES
         if key is not None:
             self.size += len(key)
@@ -114,12 +113,12 @@ class Outgoing:
             self.size += sum(len(name) + len(value) for name, value in properties.items())
 
 
-class Sent:
+class SentEntry:
     """One SEND: a message, a batch, or one chunk of a message.
 
-    `parts` is its frame, to be written one after the other; it is the same when it is sent again.
-    `index`, of `chunks` many, is which chunk it is.  `in_doubt`: a connection was lost since it was
-    sent, so it may be stored though nobody has said so.
+    `parts` are the bytes of its frame, the same when it is sent again.  `index` is the number of
+    the chunk, of `chunks`.  `in_doubt` says that a connection was lost since it was sent, so that
+    it may be stored without a receipt.
     """
 
     __slots__ = (
@@ -137,14 +136,14 @@ class Sent:
         self,
         sequence_id: int,
         highest: int,
-        messages: Sequence[Outgoing],
+        messages: Sequence[OutgoingMessage],
         parts: tuple[bytes, bytes],
         checksum: int,
         *,
         index: int = 0,
         chunks: int = 1,
     ) -> None:
-        """`highest` is that of its messages; `checksum` the CRC32C of the second part."""
+        """`highest` is the highest sequence id; `checksum` is the CRC32C of the second part."""
         self.sequence_id = sequence_id
         self.highest = highest
         self.messages = messages
@@ -156,5 +155,5 @@ class Sent:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for one of its messages."""
+        """Whether a caller still waits for one of its messages."""
         return any(not message.outcome.done() for message in self.messages)

@@ -1,19 +1,4 @@
-"""What a segment producer has sent and has no receipt for.  Pure.
-
-Pure.  Rules:
-
-- An answer is for the first SEND of its sequence id that waits, be it not the oldest: Apache Pulsar
-  refuses a SEND at once, while receipts of older ones are on their way, and the receipt of one in a
-  transaction may come after that of a later one.  What is decided so leaves its place in the order.
-- One for a lower sequence id than the first that waits is of something sent twice, and ignored; one
-  for a higher id that nothing waits with means that the broker and this client do not agree any
-  more: reattach, and send again.
-- That the segment takes no more, or that another producer has the topic, is true of what comes
-  after: older ones may have their receipts yet (`is_over`).
-- Whatever is sent again is sent whole, in order, under the same sequence ids and publish times:
-  brokers tell by them what they have.
-- A SEND_ERROR says what becomes of everything, see `Verdict`.
-"""
+"""`Pending`: the SENDs of a segment producer that have no receipt yet.  Pure."""
 
 import enum
 from collections import deque
@@ -21,30 +6,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from magnetar.produce.outgoing import Sent
+from magnetar.produce.outgoing import SentEntry
 from magnetar.protocol.checksum import crc32c
 from magnetar.protocol.server_error import ServerError
 
 
 class Verdict(enum.Enum):
-    """What an answer of the broker means."""
+    """The meaning of an answer to a SEND."""
 
     IGNORED = "ignored"
-    """It is of something that is decided."""
+    """The SEND was answered before."""
     STORED = "stored"
-    """It is taken out: it is stored."""
+    """The SEND is stored, and removed from `Pending`."""
     REFUSED = "refused"
-    """It is taken out: it is not stored, and the broker goes on with the next."""
+    """The SEND is not stored, and removed; the broker goes on with the next one."""
     DAMAGED = "damaged"
-    """It is taken out: it was damaged here."""
+    """The SEND was damaged in this process, and is removed."""
     AGAIN = "again"
-    """It was damaged on its way, and stays: it is to be sent again, or to be refused."""
+    """The SEND was damaged on its way, and stays: send it again, or refuse it."""
     ENDED = "ended"
-    """The segment takes no more: once `is_over`, none of it is stored."""
+    """The segment accepts no more messages: once `is_over`, no remaining SEND is stored."""
     FENCED = "fenced"
-    """Another producer has the topic for itself: once `is_over`, none of it will be stored."""
+    """Another producer has exclusive access: once `is_over`, no remaining SEND will be stored."""
     REATTACH = "reattach"
-    """Nobody knows: reattach, and send it again."""
+    """The outcome is unknown: attach again, and send all again."""
 
 
 _BY_CODE: Final[Mapping[int, Verdict]] = MappingProxyType(
@@ -57,40 +42,44 @@ _BY_CODE: Final[Mapping[int, Verdict]] = MappingProxyType(
 
 
 class Pending:
-    """Messages of one segment that were sent and have no receipt yet."""
+    """The SENDs of one segment that have no receipt yet, in order.
+
+    If they are sent again, they are sent whole, in order, with the same sequence ids and publish
+    times, by which brokers recognise them.
+    """
 
     __slots__ = ("_over_at", "_sent", "_settled")
 
     def __init__(self) -> None:
-        self._sent: deque[Sent] = deque()
-        """From the oldest that waits on; with what is decided out of turn."""
-        self._settled: set[Sent] = set()
-        """Of them, what is decided."""
+        self._sent: deque[SentEntry] = deque()
+        """The SENDs from the oldest without answer on; some later ones may have one."""
+        self._settled: set[SentEntry] = set()
+        """The SENDs in `_sent` that have an answer."""
         self._over_at: int | None = None
         """The lowest sequence id that was answered by ENDED or FENCED."""
 
     def __len__(self) -> int:
         return len(self._sent) - len(self._settled)
 
-    def __iter__(self) -> Iterator[Sent]:
+    def __iter__(self) -> Iterator[SentEntry]:
         return (sent for sent in self._sent if sent not in self._settled)
 
     @property
     def is_over(self) -> bool:
-        """Whether the segment takes no more, and everything older is decided."""
+        """Whether the segment was ended or fenced, and every older SEND has its answer."""
         over_at = self._over_at
         return over_at is not None and (not self._sent or self._sent[0].highest >= over_at)
 
-    def add(self, sends: Sequence[Sent]) -> None:
-        """They are being sent, in this order."""
+    def add(self, sends: Sequence[SentEntry]) -> None:
+        """Append SENDs that are being written, in this order."""
         self._sent.extend(sends)
 
-    def resent(self) -> None:
-        """All of it is sent again: the broker says anew what it takes."""
+    def begin_resend(self) -> None:
+        """Forget ENDED and FENCED: all SENDs are written again, and the broker answers again."""
         self._over_at = None
 
-    def receipt(self, sequence_id: int) -> tuple[Verdict, Sent | None]:
-        """A SEND_RECEIPT.  What it takes out comes with STORED."""
+    def receipt(self, sequence_id: int) -> tuple[Verdict, SentEntry | None]:
+        """Handle a SEND_RECEIPT; returns the verdict, and with STORED the SEND."""
         if not self._sent:
             return Verdict.IGNORED, None
         first = self._sent[0]
@@ -105,10 +94,11 @@ class Pending:
         self._take(sent)
         return Verdict.STORED, sent
 
-    def error(self, sequence_id: int, code: int) -> tuple[Verdict, Sent | None]:
-        """A SEND_ERROR.  What it takes out comes with REFUSED and DAMAGED, what stays: AGAIN."""
+    def error(self, sequence_id: int, code: int) -> tuple[Verdict, SentEntry | None]:
+        """Handle a SEND_ERROR; returns the verdict, with REFUSED, DAMAGED and AGAIN the SEND."""
         verdict = _BY_CODE.get(code, Verdict.REATTACH)
         if verdict is Verdict.ENDED or verdict is Verdict.FENCED:
+            # This holds for later SENDs; receipts of older ones may still come.
             over_at = self._over_at
             self._over_at = sequence_id if over_at is None else min(over_at, sequence_id)
             return verdict, None
@@ -123,30 +113,35 @@ class Pending:
             return verdict, sent
         return verdict, sent if verdict is Verdict.AGAIN else None
 
-    def refuse(self, sent: Sent) -> None:
-        """Take out what waits; answers of the others may come."""
+    def refuse(self, sent: SentEntry) -> None:
+        """Remove a SEND; answers to others may still come."""
         self._take(sent)
 
-    def prune(self) -> list[Sent]:
-        """Take out what nobody waits for any more; only while no receipt can come."""
+    def prune(self) -> list[SentEntry]:
+        """Remove the SENDs for which no caller waits.  Call it only while no receipt can come."""
         return self.take(lambda sent: not sent.wanted)
 
-    def take(self, chosen: Callable[[Sent], bool]) -> list[Sent]:
-        """Take out what is chosen, in order; only while no receipt can come."""
-        taken: list[Sent] = []
+    def take(self, chosen: Callable[[SentEntry], bool]) -> list[SentEntry]:
+        """Remove the chosen SENDs, in order.  Call it only while no receipt can come."""
+        taken: list[SentEntry] = []
         for sent in self.take_all():
             (taken if chosen(sent) else self._sent).append(sent)
         return taken
 
-    def take_all(self) -> list[Sent]:
-        """All that waits, in order; nothing does afterwards."""
+    def take_all(self) -> list[SentEntry]:
+        """Remove all SENDs, in order."""
         taken = list(self)
         self._sent.clear()
         self._settled.clear()
         return taken
 
-    def _find(self, sequence_id: int) -> tuple[Verdict, Sent | None]:
-        """The first that waits with it; else what an answer for it means."""
+    def _find(self, sequence_id: int) -> tuple[Verdict, SentEntry | None]:
+        """The first SEND without answer with this sequence id; else what an answer to it means.
+
+        It need not be the oldest: Apache Pulsar refuses a SEND before it sends the receipts of
+        older ones, and a receipt in a transaction may come after that of a later SEND.
+        """
+        # An answer to an older SEND: that was sent twice.
         if not self._sent or sequence_id < self._sent[0].sequence_id:
             return Verdict.IGNORED, None
         decided = False
@@ -155,14 +150,15 @@ class Pending:
                 if sent not in self._settled:
                     return Verdict.IGNORED, sent
                 decided = True
+        # An answer to a SEND that does not exist: broker and client disagree.
         return Verdict.IGNORED if decided else Verdict.REATTACH, None
 
-    def _take(self, sent: Sent) -> None:
-        """It is decided."""
+    def _take(self, sent: SentEntry) -> None:
+        """Mark a SEND as answered."""
         self._settled.add(sent)
         self._forget()
 
     def _forget(self) -> None:
-        """From the oldest on, what is decided."""
+        """Remove answered SENDs, from the oldest on."""
         while self._sent and self._sent[0] in self._settled:
             self._settled.remove(self._sent.popleft())

@@ -1,18 +1,4 @@
-"""`Producer[T]`: what a user writes to a topic with.
-
-Rules:
-
-- `send` waits for the receipt, and before that for room; `send_nowait` waits for nothing.  Messages
-  are sent in the order of these calls, those of one key are stored in that order, whatever happens
-  to segments.
-- A message whose caller is cancelled is not sent if it was not yet; else it may be stored.  It is
-  never sent twice for that.
-- A message in a transaction is counted in it from the moment of the call: a commit waits for it.
-- Where the outcome cannot be known (the time is up; a segment was sealed and pruned while the
-  connection was lost; the connection to a broker was lost that does not know what is sent again) a
-  message may be stored although an error says otherwise, or twice; in a transaction it is never
-  stored twice, but fails.
-"""
+"""`Producer[T]`, which writes messages to a topic."""
 
 import asyncio
 import enum
@@ -27,12 +13,12 @@ from magnetar.context import ClientContext, check_loop, running_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError, ProducerQueueFull
 from magnetar.message_id import MessageId
 from magnetar.opening import ClosedAfterwards, completed, finished
-from magnetar.produce.outgoing import Outgoing
+from magnetar.produce.capacity import Capacity
+from magnetar.produce.outgoing import OutgoingMessage
 from magnetar.produce.producer_settings import ProducerSettings
 from magnetar.produce.receipts import Receipts, RowOutcome
-from magnetar.produce.room import Room
 from magnetar.produce.topic_sender import TopicSender
-from magnetar.produce.unanswered import Unanswered
+from magnetar.produce.unanswered import UnansweredMessages
 from magnetar.protocol.ids import LONG_MAX
 from magnetar.protocol.key_hash import KEY_SPACE, key_hash
 from magnetar.schema.schema import Schema
@@ -45,7 +31,7 @@ _BUCKET_MASK: Final = KEY_SPACE - 1
 
 
 class ProducerState(enum.Enum):
-    """Where a producer is in its life."""
+    """The state of a producer."""
 
     NEW = "new"
     OPEN = "open"
@@ -56,7 +42,7 @@ class ProducerState(enum.Enum):
 
 _S: Final = ProducerState
 _OPEN: Final = _S.OPEN
-# No StateTable: a move that is not listed is the application's mistake, and no defect of ours.
+# Not a StateTable: a move that is not listed is a mistake of the application, not of the client.
 _NEXT: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyType(
     {
         _S.NEW: frozenset({_S.OPEN, _S.CLOSING}),
@@ -69,7 +55,17 @@ _NEXT: Final[Mapping[ProducerState, frozenset[ProducerState]]] = MappingProxyTyp
 
 
 class Producer(ClosedAfterwards, Generic[T]):
-    """Publishes to one topic; the messages of a key stay in order. Made by `Client.producer`."""
+    """Publishes to one topic.  Made by `Client.producer`.
+
+    Messages are sent in the order of the calls.  The messages of one key are stored in that order,
+    also over splits and merges of segments.
+
+    A message whose caller is cancelled is not sent if it was not sent yet; else it may be stored.
+    If the outcome cannot be known, a message may be stored although an error says otherwise, or
+    stored twice: after a timeout; if a segment was sealed and pruned during a lost connection; if
+    the connection was lost to a broker that does not recognise messages that are sent again.  In a
+    transaction such a message fails, and is never stored twice.
+    """
 
     def __init__(
         self, context: ClientContext, topic: str, schema: Schema[T], settings: ProducerSettings
@@ -81,9 +77,9 @@ class Producer(ClosedAfterwards, Generic[T]):
         self._encode = schema.encode
         self._state = ProducerState.NEW
         self._failure: MagnetarError | None = None
-        self._room = Room(settings.max_pending_messages, settings.max_pending_bytes)
-        self._unanswered = Unanswered(
-            self._room, settings.send_timeout_s, self._expired, self._trouble
+        self._capacity = Capacity(settings.max_pending_messages, settings.max_pending_bytes)
+        self._unanswered = UnansweredMessages(
+            self._capacity, settings.send_timeout_s, self._prune, self._trouble
         )
         self._sender = TopicSender(
             context, topic, settings, schema.info, self._unanswered, self._fail
@@ -95,28 +91,28 @@ class Producer(ClosedAfterwards, Generic[T]):
 
     @property
     def topic(self) -> str:
-        """The topic, as the broker resolved its name."""
+        """The topic's name, as the broker resolved it."""
         return self._sender.watch.topic
 
     @property
     def name(self) -> str:
-        """The name that it was given; empty if brokers name it, for each segment another."""
+        """The given name; empty if brokers choose one for each segment."""
         return self.settings.name or ""
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that is stored, by earlier ones of its name too; -1: none.
+        """The highest sequence id that is stored, also by earlier producers of its name; else -1.
 
-        Of earlier ones it is known where brokers deduplicate: from all segments, sealed ones too,
-        that had not been pruned when this was opened.
+        That of earlier producers is known where brokers deduplicate, from all segments that had not
+        been pruned when this one was opened, active and sealed.
         """
         return max(self._unanswered.last_sequence_id, self._sender.last_sequence_id)
 
     async def open(self) -> None:
         """Make it usable.  Called once, by its opening.
 
-        Raises why the topic cannot be written to; what is of one segment may show with the first
-        message for it.
+        Raises an error if the topic cannot be written to.  An error of one segment may come only
+        with the first message for it.
         """
         await self._sender.open()
         self._enter(_S.OPEN)
@@ -134,26 +130,27 @@ class Producer(ClosedAfterwards, Generic[T]):
         deliver_at_ms: int | None = None,
         transaction: Work | None = None,
     ) -> MessageId:
-        """Send, and return when the message is stored: where.
+        """Send a message, and return its id when it is stored.
 
-        `value` None is sent as no value at all.  `key` chooses the segment, and keeps the order
-        with others of that key; bytes travel as base64.  `ordering_key` replaces it where consumers
-        share keys.
-        `event_time_ms` and `deliver_at_ms` are since 1970; a delayed message is sent alone.
-        `sequence_id` rises from message to message; a broker that deduplicates drops what is not
-        above the last.
+        `value` None is sent as a message without value.  `key` chooses the segment, and messages of
+        one key stay in order; bytes are sent as base64.  `ordering_key` replaces it where consumers
+        share keys.  `event_time_ms` and `deliver_at_ms` are since 1970; a delayed message is sent
+        alone.  `sequence_id` must rise from message to message; a broker that deduplicates drops a
+        message whose sequence id is not above the last.  A commit of `transaction` waits for the
+        message from this call on.
 
-        Waits for room for `send_timeout_s` at most, then as long for the receipt.
+        Waits while too many messages are pending, for `send_timeout_s` at most, and then as long
+        for the receipt.
 
         Raises `OperationTimedOut` after that time, `MessageTooLarge`, `InvalidArgument`,
-        `AlreadyClosed`, what the broker refuses with, and `ProducerFenced` when another producer
-        has taken the topic for itself.
+        `AlreadyClosed`, the error with which the broker refuses, and `ProducerFenced` if another
+        producer has taken exclusive access to the topic.
         """
         self._check_open()
         message = self._message(value, key, ordering_key, properties, event_time_ms, sequence_id)
         self._delay(message, deliver_after_s, deliver_at_ms)
-        if self._room.is_contended:
-            await self._reserved()
+        if self._capacity.is_contended:
+            await self._take_slot()
         return await self._start(message, transaction)
 
     def send_nowait(
@@ -169,22 +166,23 @@ class Producer(ClosedAfterwards, Generic[T]):
         deliver_at_ms: int | None = None,
         transaction: Work | None = None,
     ) -> asyncio.Future[MessageId]:
-        """As `send`, without waiting: the future has the id or the error when it is known.
+        """Send a message like `send`, without waiting; the future gets the id or the error.
 
-        Raises `ProducerQueueFull` when there is no room, or others have asked for it before (await
-        `room()`), `InvalidArgument`, `AlreadyClosed` and `ProducerFenced`.  Errors of futures that
-        nobody looks at are raised by `flush`; without it asyncio reports each ("exception was never
-        retrieved").  Those of messages in a transaction are raised by its commit instead.
+        Raises `ProducerQueueFull` while too many messages are pending or other tasks wait in
+        `room()`, `InvalidArgument`, `AlreadyClosed` and `ProducerFenced`.  An error that no one
+        retrieves from its future is raised by `flush`; without `flush` asyncio reports it
+        ("exception was never retrieved").  An error of a message in a transaction is raised by the
+        commit instead.
         """
         if self._state is not _OPEN:
             self._check_open()
         message = self._message(value, key, ordering_key, properties, event_time_ms, sequence_id)
         if deliver_after_s is not None or deliver_at_ms is not None:
             self._delay(message, deliver_after_s, deliver_at_ms)
-        if self._room.is_contended and not self._room.use_offered():
+        if self._capacity.is_contended and not self._capacity.use_offered():
             raise ProducerQueueFull(
-                f"{self._room.messages} messages for {self.topic} wait for their receipts, and "
-                "others may have asked for room before: await room(), or use send()."
+                f"{self._capacity.messages} messages for {self.topic} wait for their receipts, and "
+                "other tasks may wait for their turn: await room(), or use send()."
             )
         return self._start(message, transaction)
 
@@ -197,14 +195,14 @@ class Producer(ClosedAfterwards, Generic[T]):
         event_times_ms: Sequence[int | None] | None = None,
         transaction: Work | None = None,
     ) -> Receipts:
-        """Send all of them in their order, as `send_nowait` would, waiting for room as need be.
+        """Send messages in order, like `send_nowait`, and wait while too many are pending.
 
-        Returns when they are on their way: `stored` of what it returns waits until they are
-        stored.  It takes about half of the time of sending each by itself.  Each of the sequences
-        has an item for each value, as of `send`.
+        Returns when all are on their way; `Receipts.stored` of the result waits until they are
+        stored.  This takes about half the time of sending each by itself.  Each sequence has an
+        item for each value, with the meaning of the same parameter of `send`.
 
-        Raises as `send`; those before the one that cannot be sent are on their way then, and a
-        transaction is spoilt.
+        Raises the errors of `send`.  Messages before the one that cannot be sent are on their way
+        then, and the transaction can no longer commit.
         """
         self._check_open()
         columns = [values, keys, properties, event_times_ms]
@@ -217,33 +215,33 @@ class Producer(ClosedAfterwards, Generic[T]):
         try:
             begin = 0
             while begin < len(values):
-                if self._room.is_contended:
-                    await self._reserved()
+                if self._capacity.is_contended:
+                    await self._take_slot()
                     end = self._send_rows(rows, begin, begin + 1)
                 else:
                     end = self._send_rows(rows, begin, min(begin + SEND_TURN, len(values)))
                     await asyncio.sleep(0)
                 begin = end
         except BaseException as error:
-            receipts.failed(_given_up(error))
-            receipts.outcome.exception()  # seen: it is raised here
+            receipts.failed(_error_of_unsent(error))
+            receipts.outcome.exception()  # Retrieved: the error is raised here.
             raise
         return receipts
 
     async def room(self) -> None:
-        """Return when `send_nowait` has room.  Raises `AlreadyClosed` and `ProducerFenced`."""
+        """Wait until `send_nowait` can send.  Raises `AlreadyClosed` and `ProducerFenced`."""
         check_loop(self._loop)
         self._check_open()
-        if self._room.is_contended:
-            await self._room.reserve()
-            self._room.offer_reserved()
+        if self._capacity.is_contended:
+            await self._capacity.reserve()
+            self._capacity.offer_reserved()
             self._check_open()
 
     async def flush(self) -> None:
-        """Return when everything sent before has its receipt or its error.
+        """Wait until every message sent before has its receipt or its error.
 
-        Raises the first error of those that nobody has looked at; a transaction's are raised by its
-        commit.
+        Raises the first error that was not retrieved from its future.  Errors of messages in a
+        transaction are raised by its commit.
         """
         check_loop(self._loop)
         self._sender.flush()
@@ -253,10 +251,10 @@ class Producer(ClosedAfterwards, Generic[T]):
             raise failure
 
     async def close(self) -> None:
-        """Flush, then take leave of the broker; both bounded in time.  Raises nothing of messages.
+        """Flush, then close the producer at the brokers; both bounded in time.
 
-        What has no receipt by then fails with `AlreadyClosed`; whoever closed it knows, so asyncio
-        does not report those that nobody looks at.  Cancelling it does not stop the closing.
+        Messages without receipt by then fail with `AlreadyClosed`.  It raises no errors of
+        messages, and asyncio reports none.  Cancelling it does not stop the closing.
         """
         check_loop(self._loop)
         if self._closing is None:
@@ -276,13 +274,13 @@ class Producer(ClosedAfterwards, Generic[T]):
         finally:
             await self.close()
 
-    # How it is done
+    # Messages
 
     def _send_rows(self, rows: "_Rows[T]", begin: int, end: int) -> int:
-        """Send those from `begin` on, up to `end` and as there is room; where to go on."""
+        """Send rows from `begin` up to `end`, as many as capacity allows; returns the next row."""
         self._check_open()
-        messages: list[Outgoing] = []
-        most, size = self._room.free
+        messages: list[OutgoingMessage] = []
+        most, size = self._capacity.free
         row = begin
         values, keys, properties, times, transaction, receipts = rows
         txn = None if transaction is None else transaction.id
@@ -317,7 +315,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         event_time_ms: int | None,
         sequence_id: int | None,
         outcome: RowOutcome | None = None,
-    ) -> Outgoing:
+    ) -> OutgoingMessage:
         if running_loop() is not self._loop:
             check_loop(self._loop)
         payload = b"" if value is None else self._encode(value)
@@ -331,7 +329,7 @@ class Producer(ClosedAfterwards, Generic[T]):
             sequence_id = _number("sequence_id", sequence_id)
             event_time_ms = _number("event_time_ms", event_time_ms)
             _check(properties)
-        message = Outgoing(
+        message = OutgoingMessage(
             self._create_future() if outcome is None else outcome,
             payload,
             raw_key,
@@ -347,7 +345,7 @@ class Producer(ClosedAfterwards, Generic[T]):
             message.bytes_key = True
         return message
 
-    def _delay(self, message: Outgoing, after_s: float | None, at_ms: int | None) -> None:
+    def _delay(self, message: OutgoingMessage, after_s: float | None, at_ms: int | None) -> None:
         if after_s is not None and at_ms is not None:
             raise InvalidArgument("A message is delayed by a time or until one: give one of both.")
         if after_s is not None:
@@ -359,7 +357,9 @@ class Producer(ClosedAfterwards, Generic[T]):
                 ) from error
         message.deliver_at_ms = _number("deliver_at_ms", at_ms)
 
-    def _start(self, message: Outgoing, transaction: Work | None) -> asyncio.Future[MessageId]:
+    def _start(
+        self, message: OutgoingMessage, transaction: Work | None
+    ) -> asyncio.Future[MessageId]:
         future: asyncio.Future[MessageId] = message.outcome  # type: ignore[assignment]
         if transaction is not None:
             transaction.track(future)
@@ -369,17 +369,17 @@ class Producer(ClosedAfterwards, Generic[T]):
         self._sender.send(message)
         return future
 
-    async def _reserved(self) -> None:
-        """Wait for room, in the order of asking; the place is the caller's."""
+    async def _take_slot(self) -> None:
+        """Wait for a slot for one message, first come first served, and take it."""
         try:
             async with asyncio.timeout(self.settings.send_timeout_s):
-                await self._room.reserve()
+                await self._capacity.reserve()
         except TimeoutError:
-            raise self._unanswered.no_room() from None
+            raise self._unanswered.queue_full() from None
         if self._state is not _OPEN:
-            self._room.offer_reserved()
+            self._capacity.offer_reserved()
             self._check_open()
-        self._room.use_reserved()
+        self._capacity.use_reserved()
 
     def _check_open(self) -> None:
         if self._state is _OPEN:
@@ -398,19 +398,19 @@ class Producer(ClosedAfterwards, Generic[T]):
             )
         self._state = state
 
-    def _expired(self) -> None:
+    def _prune(self) -> None:
         self._sender.prune()
 
     def _trouble(self) -> MagnetarError | None:
         return self._sender.trouble()
 
     def _fail(self, error: MagnetarError) -> None:
-        """For good."""
+        """Fail for good: all messages, and all waiting tasks."""
         if self._state is _OPEN:
             self._enter(_S.FAILED)
         self._failure = error
         self._unanswered.fail_all(error)
-        self._room.fail(error)
+        self._capacity.fail(error)
 
     async def _close(self) -> None:
         flushes = self._state is _OPEN
@@ -418,7 +418,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         closed = AlreadyClosed(
             f"The producer of {self._asked_topic} was closed; ask the client for a new one."
         )
-        self._room.fail(closed)
+        self._capacity.fail(closed)
         if flushes:
             self._sender.flush()
             try:
@@ -426,14 +426,14 @@ class Producer(ClosedAfterwards, Generic[T]):
                     await self._unanswered.flush()
             except TimeoutError:
                 pass
-        self._unanswered.fail_all(closed, told=True)
+        self._unanswered.fail_all(closed, retrieved=True)
         self._unanswered.close()
         await self._sender.close()
         self._enter(_S.CLOSED)
 
 
 class _Rows(NamedTuple, Generic[T]):
-    """What `send_many` was given."""
+    """The arguments of `send_many`."""
 
     values: Sequence[T]
     keys: Sequence[str | bytes | None] | None
@@ -443,15 +443,15 @@ class _Rows(NamedTuple, Generic[T]):
     receipts: Receipts
 
 
-def _given_up(error: BaseException) -> MagnetarError:
-    """What becomes of messages that were not sent because of an error."""
+def _error_of_unsent(error: BaseException) -> MagnetarError:
+    """The error of the messages that were not sent because of `error`."""
     if isinstance(error, MagnetarError):
         return type(error)(*error.args)
-    return AlreadyClosed("Messages that were sent together were given up before all were sent.")
+    return AlreadyClosed("send_many was interrupted before all its messages were sent.")
 
 
 def _number(name: str, number: int | None) -> int | None:
-    """A whole number that metadata can carry; a float is refused before it meets its batch."""
+    """Check that it is a whole number that metadata can carry.  Raises `InvalidArgument`."""
     if number is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What can be set of a producer, checked when it is given."""
+"""The settings of a producer."""
 
 import enum
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AccessMode(enum.IntEnum):
-    """Who may write to the topic while this producer does (numbers are the wire's)."""
+    """Whether other producers may write to the topic too.  The numbers are those on the wire."""
 
     SHARED = 0
-    """Anybody."""
+    """Other producers may write."""
     EXCLUSIVE = 1
-    """Nobody else; `ProducerBusy` if somebody does, `ProducerFenced` if somebody takes it over."""
+    """No other producer may write.  Opening raises `ProducerBusy` if one does; a later producer
+    that takes over the topic fences this one (`ProducerFenced`)."""
     WAIT_FOR_EXCLUSIVE = 2
-    """Nobody else; opening waits, without limit, until the others have gone."""
+    """No other producer may write.  Opening waits, without limit, until the others have gone."""
     EXCLUSIVE_WITH_FENCING = 3
-    """Nobody else; whoever does is put out."""
+    """No other producer may write.  Opening fences the others."""
 
 
 AccessModeName = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
@@ -32,34 +33,34 @@ CompressionName = Literal["none", "lz4", "zlib", "zstd", "snappy"]
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """Of `Client.producer`."""
+    """The settings of `Client.producer`.  Raises `InvalidArgument` for invalid values."""
 
     name: str | None = None
-    """Stays the same over restarts of a program that wants its messages deduplicated."""
+    """The producer's name, the same over restarts if messages are to be deduplicated."""
     access_mode: AccessMode | AccessModeName = AccessMode.SHARED
-    """Who else may write to the topic."""
+    """Whether other producers may write to the topic."""
     batching: bool = True
     """Whether messages that are sent at about the same time share an entry."""
     batch_max_messages: int = 1000
     """Messages in a batch."""
     batch_max_bytes: int = 128 * 1024
-    """Bytes in a batch, before it is compressed; never more than the broker takes of a message.  A
-    larger message is sent alone."""
+    """Bytes in a batch, before compression; less if the broker's maximum message size is smaller.
+    A larger message is sent alone."""
     batch_max_delay_ms: float = 1.0
     """How long a message may wait for others while earlier ones of its segment have no receipt yet;
-    when all have theirs it leaves at once."""
+    without such messages it is sent at once."""
     compression: CompressionType | CompressionName = CompressionType.NONE
-    """Of batches and messages."""
+    """The compression of batches and messages."""
     chunking: bool = False
-    """Whether what is larger than the broker takes is sent in chunks, else it is refused."""
+    """Whether a message larger than the broker's maximum is sent in chunks; else it is refused."""
     max_pending_messages: int = 10_000
-    """Messages without receipt; at that many `send` waits and `send_nowait` raises."""
+    """Messages without receipt; at this number `send` waits and `send_nowait` raises."""
     max_pending_bytes: int = 64 * 1024 * 1024
-    """Bytes of them."""
+    """Bytes of the messages without receipt, with the same effect."""
     send_timeout_s: float = 30.0
-    """After that time without receipt a message has failed (it may be stored all the same)."""
+    """Time without receipt after which a message fails; it may be stored all the same."""
     properties: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    """What brokers show of the producer."""
+    """Properties that brokers show in the producer's statistics."""
 
     def __post_init__(self) -> None:
         for name in (

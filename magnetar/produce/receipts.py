@@ -1,11 +1,4 @@
-"""What becomes of messages that were sent together: `Producer.send_many`.
-
-Rules:
-
-- Each message has an outcome of its own, as any message, but no future; one future tells of all:
-  when the last one is stored, or as soon as one has failed.
-- Where messages are is kept as numbers, and becomes ids when they are asked for.
-"""
+"""`Receipts`: the outcomes of messages that `Producer.send_many` has sent."""
 
 import asyncio
 from typing import Final, cast
@@ -17,37 +10,38 @@ __all__ = ["Receipts", "RowOutcome", "future_of"]
 
 _NOWHERE: Final = -1
 _new_tuple: Final = tuple.__new__
-"""A NamedTuple without the call of its Python constructor."""
-Place = tuple[int, int, int, int, int, tuple[int, int] | None]
+"""Makes a NamedTuple without the call of its Python constructor."""
+EntryFields = tuple[int, int, int, int, int, tuple[int, int] | None]
 """The fields of an `EntryId`."""
 
 
 class Receipts:
-    """What became of messages that were sent together.
+    """The receipts of messages that were sent together, in the order of `send_many`.
 
-    Messages are numbered as they were given, from 0 on.
+    One future stands for all: it is done when the last message is stored, or the first has failed.
+    Ids are kept as numbers until `ids` is called.
     """
 
     __slots__ = ("_places", "_stored", "_waiting", "segment_ids")
 
     def __init__(self, messages: int, stored: "asyncio.Future[None]") -> None:
         self.segment_ids: Final = [_NOWHERE] * messages
-        """Of each message the segment that has it; -1: it has no receipt."""
-        self._places: list[Place | None] = [None] * messages
+        """The segment of each message; -1 for one without receipt."""
+        self._places: list[EntryFields | None] = [None] * messages
         self._stored = stored
         self._waiting = messages
         if not messages:
             stored.set_result(None)
 
     async def stored(self) -> None:
-        """Return when all are stored.  Raises the first failure; cancelling it changes nothing."""
+        """Wait until all are stored.  Raises the first failure; cancelling it changes nothing."""
         await asyncio.wait((self._stored,))
         error = self._stored.exception()
         if error is not None:
             raise error
 
     def ids(self) -> list[MessageId]:
-        """Where each message is.  Raises as `stored` would; all are, when that has returned."""
+        """The id of each message; call it after `stored`.  Raises the errors of `stored`."""
         self._stored.result()
         return [
             MessageId(_new_tuple(EntryId, where), segment_id)
@@ -59,11 +53,11 @@ class Receipts:
 
     @property
     def outcome(self) -> "asyncio.Future[None]":
-        """Of all of them."""
+        """The future that stands for all messages."""
         return self._stored
 
-    def took(self, row: int, segment_id: int, where: Place) -> None:
-        """That message is stored."""
+    def add_receipt(self, row: int, segment_id: int, where: EntryFields) -> None:
+        """Note that a message is stored."""
         self.segment_ids[row] = segment_id
         self._places[row] = where
         self._waiting -= 1
@@ -71,13 +65,13 @@ class Receipts:
             self._stored.set_result(None)
 
     def failed(self, error: BaseException) -> None:
-        """One of them is not stored, or nobody knows; the first one is told."""
+        """Fail all with the first error: a message is not stored, or that is not known."""
         if not self._stored.done():
             self._stored.set_exception(error)
 
 
 class RowOutcome:
-    """Of one message."""
+    """The `Outcome` of one message of `send_many`."""
 
     __slots__ = ("_done", "_receipts", "_row")
 
@@ -87,31 +81,31 @@ class RowOutcome:
         self._done = False
 
     def done(self) -> bool:
-        """Whether it is decided."""
+        """See `Outcome.done`."""
         return self._done
 
     def set_result(self, result: MessageId) -> None:
-        """It is stored, there."""
-        self.stored(result.segment_id, result.entry)
+        """See `Outcome.set_result`."""
+        self.set_stored(result.segment_id, result.entry)
 
-    def stored(self, segment_id: int, where: Place) -> None:
-        """As `set_result`, without an id."""
+    def set_stored(self, segment_id: int, where: EntryFields) -> None:
+        """Set the result without making an id."""
         self._done = True
-        self._receipts.took(self._row, segment_id, where)
+        self._receipts.add_receipt(self._row, segment_id, where)
 
     def set_exception(self, error: BaseException) -> None:
-        """It is not stored, or nobody knows."""
+        """See `Outcome.set_exception`."""
         self._done = True
         self._receipts.failed(error)
 
     @property
     def of_all(self) -> "asyncio.Future[None]":
-        """The future that tells of it."""
+        """The future that stands for all messages sent with this one."""
         return self._receipts.outcome
 
 
 def future_of(outcome: Outcome) -> "asyncio.Future[MessageId] | asyncio.Future[None]":
-    """The future that tells of an outcome: its own, or that of all messages sent with it."""
+    """The future of an outcome: its own, or that of all messages sent with it."""
     if isinstance(outcome, RowOutcome):
         return outcome.of_all
     return cast("asyncio.Future[MessageId]", outcome)

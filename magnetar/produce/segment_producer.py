@@ -1,27 +1,4 @@
-"""The producer of one segment: its PRODUCER, its batches, what it has without receipt.
-
-Rules:
-
-- What is given waits in a queue.  While nothing is without receipt the queue is sent at the end of
-  the turn of the loop; else what gathers meanwhile is the next batch, for a bounded time.
-- It keeps its number and, once it has one, its name; each try to attach raises its epoch.  What has
-  no receipt when the connection is lost is sent again first, as it was; in a transaction only if
-  the broker knows what it has (`knows_resends`), else it fails.
-- What arrived damaged, and is whole here, is sent again with what followed it; in a transaction,
-  too, only if the broker knows what it has.
-- A broker that closes it says where it may be found, or it is looked up.  A broker that takes no
-  more for the segment (sealed, or gone with its layout) ends it, and what is not stored goes back.
-- That there is no such segment is doubted a few times first, while the layout has it: a broker may
-  have yet to hear of it.
-- A sealed segment may never be ready again (Apache Pulsar 5.0.0-M1 leaves it fenced where it seals
-  under load): when its broker has refused for SEAL_PATIENCE_S, what has no receipt goes back.
-- What has no receipt may be stored, if a connection was lost since it was sent.  A sealed segment
-  takes who comes back and answers what it has; then it is known what goes back.  Where nobody tells
-  (Apache Pulsar, or the segment is gone) all of it goes back, and so may be stored twice; not so in
-  a transaction, where it fails.
-- Draining: nothing more is given, and when nothing is without receipt the owner is told, with what
-  was not sent; CLOSE_PRODUCER follows.
-"""
+"""`SegmentProducer`: a PRODUCER on one segment, with its queue and its pending SENDs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -48,7 +25,7 @@ from magnetar.layout import Segment
 from magnetar.produce.batch import BatchLimits, Queue
 from magnetar.produce.entries import EntryEncoder
 from magnetar.produce.names import name_on
-from magnetar.produce.outgoing import Outgoing, Sent
+from magnetar.produce.outgoing import OutgoingMessage, SentEntry
 from magnetar.produce.pending import Pending, Verdict
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
 from magnetar.protocol import pulsar_pb2 as pb
@@ -61,32 +38,34 @@ from magnetar.wire.connection import Connection, PeerKind
 __all__ = ["SegmentOwner", "SegmentProducer"]
 
 MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
-"""Tells a broker that migrates a regular topic that this producer follows layouts."""
+"""The property by which a broker that migrates a regular topic knows a producer of layouts."""
 _RECEIPT: Final = pb.BaseCommand.SEND_RECEIPT
-Drained = Callable[[Sequence[Outgoing]], None]
+Drained = Callable[[Sequence[OutgoingMessage]], None]
 
 
 class SegmentOwner(Protocol):
-    """Whoever gives messages to a segment producer."""
+    """The owner of segment producers, which gives them messages and gets their outcomes."""
 
-    def stored(self, segment: Segment, sent: Sent, where: pb.MessageIdData) -> None:
-        """A SEND has its receipt."""
+    def stored(self, segment: Segment, sent: SentEntry, where: pb.MessageIdData) -> None:
+        """Called when a SEND has its receipt."""
 
-    def refused(self, messages: Sequence[Outgoing], error: MagnetarError) -> None:
-        """These are not stored, and will not be."""
+    def refused(self, messages: Sequence[OutgoingMessage], error: MagnetarError) -> None:
+        """Called with messages that are not stored, and will not be."""
 
-    def dropped(self, message: Outgoing) -> None:
-        """Nobody waited for it any more; it was not sent."""
+    def dropped(self, message: OutgoingMessage) -> None:
+        """Called with a message that was not sent, as its caller no longer waits for it."""
 
-    def ended(self, segment: Segment, unsent: Sequence[Outgoing]) -> None:
-        """The broker takes no more for the segment; of these nothing is known to be stored."""
+    def ended(self, segment: Segment, unsent: Sequence[OutgoingMessage]) -> None:
+        """Called when the segment accepts no more messages, with those not known to be stored."""
 
-    def lost(self, segment: Segment, unsent: Sequence[Outgoing], error: MagnetarError) -> None:
-        """It cannot be attached, or not any more."""
+    def lost(
+        self, segment: Segment, unsent: Sequence[OutgoingMessage], error: MagnetarError
+    ) -> None:
+        """Called when the producer cannot be attached, with the messages not known to be stored."""
 
 
-class _Joining:
-    """Holds a message back until its transaction knows the segment."""
+class _JoinGate:
+    """The gate of a message, done when its transaction knows the segment."""
 
     __slots__ = ("_done",)
 
@@ -94,16 +73,30 @@ class _Joining:
         self._done = False
 
     def done(self) -> bool:
-        """Whether the message may go, or is refused."""
+        """Whether the message can be sent, or was refused."""
         return self._done
 
-    def finish(self) -> None:
-        """It may go, or is refused."""
+    def open(self) -> None:
+        """Let the message go."""
         self._done = True
 
 
 class SegmentProducer(Attachment):
-    """Publishes to one segment, and to it again after a lost connection."""
+    """Publishes to one segment, also after lost connections.
+
+    Messages wait in a queue.  While no SEND is without receipt, the queue is sent at the end of the
+    turn of the loop; else the messages that gather become the next batch, after
+    `batch_max_delay_ms` at most.
+
+    The producer keeps its id and its name over reconnects; each attempt to attach raises its epoch.
+    SENDs without receipt are sent again first.  If the segment accepts no more messages (it was
+    sealed, or no longer exists), the owner gets back what is not known to be stored.
+
+    A message without receipt may be stored if a connection was lost since it was sent.  A Magnetar
+    broker attaches a producer that comes back to a sealed segment and answers what is stored.
+    Otherwise (Apache Pulsar, or the segment no longer exists) the owner gets all such messages
+    back, so they may be stored twice.  In a transaction such a message fails instead.
+    """
 
     def __init__(
         self,
@@ -116,7 +109,7 @@ class SegmentProducer(Attachment):
         super().__init__(context)
         self.segment = segment
         self.last_sequence_id = -1
-        """The highest that the broker says is stored."""
+        """The highest sequence id that the broker says is stored."""
         self._settings = settings
         self._schema = schema
         self._owner = owner
@@ -136,10 +129,10 @@ class SegmentProducer(Attachment):
         self._timer: asyncio.Handle | None = None
         self._drained: Drained | None = None
         self._ending: MagnetarError | None = None
-        """What it ends with when what is older than that has its receipts."""
+        """The error (ended or fenced) that takes effect when older SENDs have their answers."""
         self._missing = 0
         self._refused_since: float | None = None
-        """Since when its broker has said nothing but that the segment is not ready."""
+        """The time since which its broker has only said that the segment is not ready."""
         self._patience: asyncio.TimerHandle | None = None
         self._over = False
         self._loop = context.loop
@@ -147,11 +140,11 @@ class SegmentProducer(Attachment):
 
     # For its owner
 
-    def give(self, message: Outgoing) -> None:
-        """Send it; what becomes of it is told to the owner."""
+    def give(self, message: OutgoingMessage) -> None:
+        """Send a message; the owner gets its outcome."""
         if self._over or self._drained is not None:
             raise InternalError(
-                f"{self.describe()} was given a message while it drains; report what led to it."
+                f"{self.describe()} was given a message while it drains; report this as a bug."
             )
         if message.transaction is not None and not self._join(message):
             return
@@ -164,7 +157,10 @@ class SegmentProducer(Attachment):
                 self._timer = self._loop.call_soon(self._on_timer)
 
     def drain(self, then: Drained) -> None:
-        """Nothing more is given.  `then` is called once, with what was not stored, in order."""
+        """Expect no more messages, and wait for all receipts.
+
+        `then` is called once, with the messages that are not stored, in order.
+        """
         self._drained = then
         if not self._pending:
             self._end()
@@ -172,35 +168,36 @@ class SegmentProducer(Attachment):
             self._bound_patience()
 
     def flush(self) -> None:
-        """Do not wait for more messages."""
+        """Send the queue without waiting for more messages."""
         self._send_queue()
 
     def prune(self) -> None:
-        """Let go of what nobody waits for any more, as far as the broker allows."""
+        """Drop messages for which no caller waits; those that were sent, only while detached."""
         self._queue.prune()
         if self._queue and self._timer is None and not self._over:
-            # What waited behind a message without its transaction may go now.
+            # Messages behind a dropped one that waited for its transaction can be sent now.
             self._timer = self._loop.call_soon(self._on_timer)
         if self.connection is None:
             self._prune_pending()
             if self._drained is not None and not self._pending:
                 self._end()
 
-    def abandon(self) -> list[Outgoing]:
-        """Its segment is of a topic that is no more: what is not stored, in order.  Close it then;
-        it tells its owner nothing more.
+    def abandon(self) -> list[OutgoingMessage]:
+        """Stop, as the topic was deleted; returns the messages that are not stored, in order.
+
+        The owner is not called any more, and closes it.
         """
         self._stop()
         return self.take_unsent()
 
-    def take_unsent(self) -> list[Outgoing]:
-        """Everything that is not stored, in order; it has nothing afterwards.
+    def take_unsent(self) -> list[OutgoingMessage]:
+        """Remove all messages that are not known to be stored, and return them in order.
 
-        What may be stored all the same is refused if it is in a transaction: that must have it once
-        or not at all, and can abort.
+        Those of a transaction that may be stored are refused instead: a transaction must have them
+        once or not at all, and can abort.
         """
-        unsent: list[Outgoing] = []
-        doubtful: list[Outgoing] = []
+        unsent: list[OutgoingMessage] = []
+        doubtful: list[OutgoingMessage] = []
         for sent in self._pending.take_all():
             for message in sent.messages:
                 if message.outcome.done():
@@ -209,7 +206,7 @@ class SegmentProducer(Attachment):
                 if sent.index == 0 or not to or to[-1] is not message:
                     to.append(message)
         if doubtful:
-            why = "its segment takes no more"
+            why = "its segment accepts no more messages"
             self._owner.refused(doubtful, _doubted(self.describe(), why))
         unsent += self._queue.take_all()
         return unsent
@@ -217,11 +214,11 @@ class SegmentProducer(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """What it is."""
+        """Its name in errors."""
         return f"The producer of {self.segment.topic}"
 
     async def find(self) -> Connection:
-        """The broker that was named when it was closed, else that which a lookup finds."""
+        """A connection to the broker named in the last CLOSE_PRODUCER, else to the owner."""
         url, self._assigned_url = self._assigned_url, ""
         try:
             if url:
@@ -232,7 +229,7 @@ class SegmentProducer(Attachment):
             raise
 
     async def attach(self, connection: Connection) -> None:
-        """PRODUCER."""
+        """Send PRODUCER."""
         connection.attach(PeerKind.PRODUCER, self._producer_id, self)
         self._epoch += 1
         command = pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=self._command(connection))
@@ -248,12 +245,13 @@ class SegmentProducer(Attachment):
         except ProducerBusy as error:
             if not self._was_attached:
                 raise
-            # Its own earlier self, of which the broker has not found out yet that it is gone.
+            # The broker does not know yet that this producer's earlier connection is lost.
             raise ServiceNotReady(str(error)) from error
         except TopicNotFound as error:
             self._missing += 1
             if self.segment.legacy or self._drained or self._missing > SEGMENT_DOUBTS:
                 raise
+            # The layout has the segment; this broker may not know that layout yet.
             raise ServiceNotReady(str(error)) from error
         self._missing = 0
         self._not_refused()
@@ -279,6 +277,8 @@ class SegmentProducer(Attachment):
         )
 
     def _bound_patience(self) -> None:
+        # A sealed segment may never be ready again: Apache Pulsar 5.0.0-M1 leaves it fenced where
+        # it seals under load.
         if self._drained and self._refused_since is not None and self._patience is None:
             end = self._refused_since + SEAL_PATIENCE_S
             self._patience = self._loop.call_at(end, self._end)
@@ -293,7 +293,7 @@ class SegmentProducer(Attachment):
         settings = self._settings
         mode = member_of(AccessMode, settings.access_mode)
         if self._was_attached and mode is AccessMode.WAIT_FOR_EXCLUSIVE:
-            # Whoever has the topic now has raised its epoch: waiting for him would be in vain.
+            # A producer that has the topic now has raised its epoch: waiting would not end.
             mode = AccessMode.EXCLUSIVE
         command = pb.CommandProducer(
             topic=self.segment.topic,
@@ -317,7 +317,7 @@ class SegmentProducer(Attachment):
         return command
 
     def attached(self) -> None:
-        """Send again what has no receipt, then what has gathered."""
+        """Send the SENDs without receipt again, then the queue."""
         self._prune_pending()
         self._refuse_doubtful()
         self._send_again()
@@ -327,7 +327,7 @@ class SegmentProducer(Attachment):
             self._end()
 
     def detached(self, error: MagnetarError) -> None:
-        """Nothing is sent until it is attached again."""
+        """Stop sending until it is attached again."""
         self._encoder = None
         for sent in self._pending:
             sent.in_doubt = True
@@ -335,7 +335,7 @@ class SegmentProducer(Attachment):
             self._end()
 
     def failed(self, error: MagnetarError) -> None:
-        """It takes no more, or cannot be reached for good."""
+        """Give the messages back: the segment accepts no more, or cannot be attached."""
         self._encoder = None
         gone = isinstance(error, TopicNotFound) and not self.segment.legacy
         if gone or isinstance(error, TopicTerminated):
@@ -349,16 +349,16 @@ class SegmentProducer(Attachment):
             self._owner.lost(self.segment, self.take_unsent(), error)
 
     async def leave(self, connection: Connection) -> None:
-        """CLOSE_PRODUCER."""
+        """Send CLOSE_PRODUCER."""
         close = pb.CommandCloseProducer(producer_id=self._producer_id)
         await connection.request(
             pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=close)
         )
 
-    # What the broker says
+    # Answers of the broker
 
     def received(self, frame: Frame) -> None:
-        """Receipts, errors, and that the broker has closed it."""
+        """Handle a receipt, an error, or a close by the broker."""
         command = frame.command
         if command.type == _RECEIPT:
             receipt = command.send_receipt
@@ -390,24 +390,24 @@ class SegmentProducer(Attachment):
         elif verdict is Verdict.DAMAGED and sent is not None:
             self._owner.refused(sent.messages, _damaged(self.describe()))
             if self._knows_resends:
-                # It takes nothing that follows before it has this one, unless it is opened anew.
+                # Such a broker expects this SEND before any other, unless the producer is new.
                 self.again(ServiceNotReady(str(error)))
             self._go_on()
         elif verdict is Verdict.AGAIN and sent is not None:
-            self._arrived_damaged(sent)
+            self._resend_damaged(sent)
         elif verdict in (Verdict.ENDED, Verdict.FENCED):
             self._ending = error
             self._go_on()
         elif verdict is Verdict.REATTACH:
             self.again(ServiceNotReady(str(error)))
 
-    def _arrived_damaged(self, sent: Sent) -> None:
-        """Send it again, with what follows; not so what would be stored twice in a transaction."""
+    def _resend_damaged(self, sent: SentEntry) -> None:
+        """Send all again; refuse the SEND instead if a transaction would then store some twice."""
         if self._knows_resends or not _is_transactional(sent):
             self._send_again()
             return
         self._pending.refuse(sent)
-        self._owner.refused(sent.messages, _arrived_damaged(self.describe()))
+        self._owner.refused(sent.messages, _damaged_on_the_way(self.describe()))
         self._go_on()
 
     @property
@@ -415,10 +415,10 @@ class SegmentProducer(Attachment):
         return self.connection is None or self.connection.knows_resends
 
     def _go_on(self) -> None:
-        """Something has left `pending`, or it is known to end."""
+        """Go on after a SEND was answered: end, or send the queue."""
         if self._ending is not None and self._pending.is_over:
             if self._knows_resends:
-                # All of it was sent again on this connection: what is stored has its receipt.
+                # All were sent again on this connection, so stored messages have their receipts.
                 for sent in self._pending:
                     sent.in_doubt = False
             self.again(self._ending)
@@ -442,28 +442,30 @@ class SegmentProducer(Attachment):
         if connection is None or encoder is None or connection.is_lost or self._drained is not None:
             return
         now_ms = self.context.now_ms()
-        for batch in self._queue.cut():
-            sends = self._encoded(encoder, batch, now_ms)
+        for batch in self._queue.take_batches():
+            sends = self._encode(encoder, batch, now_ms)
             self._pending.add(sends)
             for sent in sends:
                 connection.write(*sent.parts)
 
-    def _encoded(self, encoder: EntryEncoder, batch: Sequence[Outgoing], now_ms: int) -> list[Sent]:
-        """The SENDs of a batch; none if it is refused."""
+    def _encode(
+        self, encoder: EntryEncoder, batch: Sequence[OutgoingMessage], now_ms: int
+    ) -> list[SentEntry]:
+        """Encode a batch as SENDs; returns none if it is refused."""
         try:
             return encoder.encode(batch, now_ms)
-        except Exception as error:  # noqa: BLE001 - a defect of one message is no other batch's
+        except Exception as error:  # noqa: BLE001 - one message's defect must not fail other batches
             if isinstance(error, MessageTooLarge) and len(batch) > 1 and encoder.buckets == 1:
                 half = len(batch) // 2
-                first = self._encoded(encoder, batch[:half], now_ms)
-                return first + self._encoded(encoder, batch[half:], now_ms)
+                first = self._encode(encoder, batch[:half], now_ms)
+                return first + self._encode(encoder, batch[half:], now_ms)
             self._owner.refused(batch, _not_encoded(self.describe(), error))
             return []
 
     def _send_again(self) -> None:
         connection = self.connection
         if connection is not None and not connection.is_lost:
-            self._pending.resent()
+            self._pending.begin_resend()
             self._ending = None
             for sent in self._pending:
                 if connection.knows_resends or not _is_transactional(sent):
@@ -475,7 +477,10 @@ class SegmentProducer(Attachment):
                 self._owner.dropped(message)
 
     def _refuse_doubtful(self) -> None:
-        """What may be stored in a transaction already, by a broker that would store it twice."""
+        """Refuse SENDs in transactions that may be stored, at a broker that would store them twice.
+
+        Such a broker does not recognise a SEND that is sent again.
+        """
         if self._knows_resends:
             return
         taken = self._pending.take(lambda sent: sent.in_doubt and _is_transactional(sent))
@@ -484,8 +489,8 @@ class SegmentProducer(Attachment):
             why = "its broker stores again what is sent again"
             self._owner.refused(doubtful, _doubted(self.describe(), why))
 
-    def _join(self, message: Outgoing) -> bool:
-        """Hold the message until its transaction knows the segment; False: it is refused."""
+    def _join(self, message: OutgoingMessage) -> bool:
+        """Hold a message until its transaction knows the segment; returns False if refused."""
         transaction = message.transaction
         message.awaits = None
         try:
@@ -494,14 +499,16 @@ class SegmentProducer(Attachment):
             self._owner.refused((message,), error)
             return False
         if joined is not None:
-            gate = message.awaits = _Joining()
-            joined.add_done_callback(partial(self._joined, message, gate))
+            gate = message.awaits = _JoinGate()
+            joined.add_done_callback(partial(self._on_joined, message, gate))
         return True
 
-    def _joined(self, message: Outgoing, gate: _Joining, joined: "asyncio.Future[None]") -> None:
-        gate.finish()
+    def _on_joined(
+        self, message: OutgoingMessage, gate: _JoinGate, joined: "asyncio.Future[None]"
+    ) -> None:
+        gate.open()
         if message.awaits is not gate:
-            return  # it is on its way elsewhere meanwhile
+            return  # The message has gone to another segment meanwhile.
         if joined.cancelled():
             self._owner.refused(
                 (message,), ServiceNotReady("The transaction did not learn of the segment.")
@@ -515,7 +522,7 @@ class SegmentProducer(Attachment):
     # The end
 
     def _end(self) -> None:
-        """Drained: tell the owner, once."""
+        """End the draining: call the owner, once."""
         drained = self._drained
         if drained is not None and not self._over:
             self._stop()
@@ -539,19 +546,19 @@ _WIRE_MODES: Final = {
 
 def _out_of_order(what: str, sequence_id: int) -> MagnetarError:
     return ServiceNotReady(
-        f"{what} got a receipt of sequence id {sequence_id} before those of earlier messages; what "
-        "has none is sent again."
+        f"{what} got a receipt for sequence id {sequence_id}, for which no message waits; messages "
+        "without receipt are sent again."
     )
 
 
-def _is_transactional(sent: Sent) -> bool:
-    """All messages of a batch are in one transaction, or in none."""
+def _is_transactional(sent: SentEntry) -> bool:
+    """Whether the messages are in a transaction; all of a batch are in the same, or in none."""
     return any(message.transaction is not None for message in sent.messages)
 
 
 def _doubted(what: str, why: str) -> MagnetarError:
     return TransactionFailed(
-        f"{what} lost its connection, and {why}: nobody can tell whether a message that had no "
+        f"{what} lost its connection, and {why}: it is not known whether a message without "
         "receipt is stored. Abort the transaction, and begin another one."
     )
 
@@ -560,14 +567,14 @@ def _not_encoded(what: str, error: Exception) -> MagnetarError:
     if isinstance(error, MagnetarError):
         return error
     failure = InternalError(
-        f"{what} cannot encode a message of this batch ({error!r}); look at what was given as "
-        "key, properties, times and numbers."
+        f"{what} cannot encode a message of this batch ({error!r}); check its key, properties, "
+        "times and numbers."
     )
     failure.__cause__ = error
     return failure
 
 
-def _arrived_damaged(what: str) -> MagnetarError:
+def _damaged_on_the_way(what: str) -> MagnetarError:
     return ChecksumFailed(
         f"A message of a transaction was damaged on its way. {what} cannot send it again, as its "
         "broker may store twice what followed it. Abort the transaction, and begin another one."

@@ -1,14 +1,4 @@
-"""The messages of a producer whose outcome is not known: deadlines, room, and who waits for all.
-
-Rules:
-
-- Every outcome is set here: a receipt, a failure, or time that is up.  All messages have the same
-  time, so the oldest is due first, and one timer is enough.
-- `flush` waits for what was sent before it.  It raises the first failure that nobody has looked at,
-  but none of a message in a transaction: its commit raises those, an abort makes them moot.
-- Who gives up (cancels) is noticed now and then, not at once: what was not sent makes room then.
-- What is answered is forgotten soon, however long something older waits.
-"""
+"""`UnansweredMessages`: the messages of a producer whose outcome is not known yet."""
 
 import asyncio
 from collections import deque
@@ -18,54 +8,59 @@ from typing import Final
 from magnetar.bounds import ANSWERED_KEPT, DEADLINE_TICK_S, GIVEN_UP_TICK_S, UNREAD_FAILURES
 from magnetar.errors import MagnetarError, OperationTimedOut
 from magnetar.message_id import EntryId, MessageId
-from magnetar.produce.outgoing import Outgoing, Sent
+from magnetar.produce.capacity import Capacity
+from magnetar.produce.outgoing import OutgoingMessage, SentEntry
 from magnetar.produce.receipts import RowOutcome, future_of
-from magnetar.produce.room import Room
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import from_wire
 
 _new_tuple: Final = tuple.__new__
-"""A NamedTuple without the call of its Python constructor."""
+"""Makes a NamedTuple without the call of its Python constructor."""
 
 
-class Unanswered:
-    """Messages of a producer whose outcome is not known yet, with their deadlines."""
+class UnansweredMessages:
+    """Messages of a producer whose outcome is not known yet; sets every outcome.
+
+    An outcome is a receipt, a failure or a timeout.  All messages have the same timeout, so one
+    timer for the oldest is enough.
+    """
 
     def __init__(
         self,
-        room: Room,
+        capacity: Capacity,
         timeout_s: float,
         expired: Callable[[], None],
         trouble: Callable[[], MagnetarError | None],
     ) -> None:
-        """`expired` is called when there is something that nobody waits for any more: its time is
-        up or it was cancelled.  `trouble` says why no broker is reached, if that is so.
+        """`expired` is called when messages have timed out or were cancelled.
+
+        `trouble` returns the error of the last try to reach a broker, if one is not reached now.
         """
         self.last_sequence_id = -1
-        """The highest of what is stored."""
-        self._room = room
+        """The highest sequence id that is stored."""
+        self._capacity = capacity
         self._timeout_s = timeout_s
         self._expired = expired
         self._trouble = trouble
         self._loop = asyncio.get_running_loop()
-        self._messages: deque[Outgoing] = deque()
+        self._messages: deque[OutgoingMessage] = deque()
         self._given = 0
         self._flushes: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failures: deque[asyncio.Future[MessageId] | asyncio.Future[None]]
         self._failures = deque(maxlen=UNREAD_FAILURES)
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, message: Outgoing) -> None:
-        """It is being sent from now on."""
+    def add(self, message: OutgoingMessage) -> None:
+        """Add a message that is being sent."""
         message.deadline = self._loop.time() + self._timeout_s
-        self._room.take(message.size)
+        self._capacity.take(message.size)
         self._messages.append(message)
         self._given = message.place = self._given + 1
         if self._timer is None:
             self._wait(self._timeout_s)
 
-    def add_all(self, messages: Sequence[Outgoing]) -> None:
-        """They are being sent from now on."""
+    def add_all(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Add messages that are being sent."""
         deadline = self._loop.time() + self._timeout_s
         place, size = self._given, 0
         for message in messages:
@@ -73,13 +68,13 @@ class Unanswered:
             message.place = place = place + 1
             size += message.size
         self._given = place
-        self._room.take(size, len(messages))
+        self._capacity.take(size, len(messages))
         self._messages += messages
         if self._timer is None:
             self._wait(self._timeout_s)
 
-    def stored(self, segment_id: int, sent: Sent, where: pb.MessageIdData) -> None:
-        """A SEND has its receipt."""
+    def stored(self, segment_id: int, sent: SentEntry, where: pb.MessageIdData) -> None:
+        """Set the results of a SEND that has its receipt."""
         self.last_sequence_id = max(self.last_sequence_id, sent.highest)
         ledger_id, entry_id = from_wire(where.ledger_id), from_wire(where.entry_id)
         messages = sent.messages
@@ -103,18 +98,18 @@ class Unanswered:
             if not outcome.done():
                 place = (ledger_id, entry_id, index, size, -1, None)
                 if type(outcome) is RowOutcome:
-                    outcome.stored(segment_id, place)
+                    outcome.set_stored(segment_id, place)
                 else:
                     outcome.set_result(MessageId(new(EntryId, place), segment_id))
             if message.counted:
                 message.counted = False
                 count += 1
                 freed += message.size
-        self._room.give_back(count, freed)
+        self._capacity.give_back(count, freed)
         self._settle()
 
-    def fail(self, messages: Sequence[Outgoing], error: MagnetarError) -> None:
-        """These are not stored, or nobody knows."""
+    def fail(self, messages: Sequence[OutgoingMessage], error: MagnetarError) -> None:
+        """Fail messages that are not stored, or of which that is not known."""
         for message in messages:
             if not message.outcome.done():
                 failure = type(error)(*error.args)
@@ -122,27 +117,27 @@ class Unanswered:
                 message.outcome.set_exception(failure)
                 failed = future_of(message.outcome)
                 if message.txn is not None:
-                    failed.exception()  # counts as looked at: the commit raises it
+                    failed.exception()  # Retrieved: the commit raises it.
                 elif not self._failures or self._failures[-1] is not failed:
                     self._failures.append(failed)
             self.release(message)
 
-    def fail_all(self, error: MagnetarError, *, told: bool = False) -> None:
-        """None of them will have another outcome.  `told`: nobody has to look at these errors."""
+    def fail_all(self, error: MagnetarError, *, retrieved: bool = False) -> None:
+        """Fail all messages.  With `retrieved`, asyncio and `flush` do not report the errors."""
         messages = tuple(self._messages)
         failed = [message for message in messages if not message.outcome.done()]
         self.fail(messages, error)
-        if told:
+        if retrieved:
             for message in failed:
                 future_of(message.outcome).exception()
 
-    def release(self, message: Outgoing) -> None:
-        """Its outcome is known: it takes no more room."""
+    def release(self, message: OutgoingMessage) -> None:
+        """Stop counting a message whose outcome is known."""
         self._free(message)
         self._settle()
 
     async def flush(self) -> None:
-        """Return when all that was added before has its outcome."""
+        """Wait until all messages that were added before have their outcome."""
         self._settle()
         if self._messages:
             done: asyncio.Future[None] = self._loop.create_future()
@@ -150,7 +145,7 @@ class Unanswered:
             await done
 
     def unread_failure(self) -> BaseException | None:
-        """The first failure that nobody has looked at; all count as looked at afterwards."""
+        """The first failure that was not retrieved; afterwards all count as retrieved."""
         first: BaseException | None = None
         while self._failures:
             failed = self._failures.popleft()
@@ -161,38 +156,40 @@ class Unanswered:
         return first
 
     def close(self) -> None:
-        """No more time runs."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _free(self, message: Outgoing) -> None:
+    def _free(self, message: OutgoingMessage) -> None:
         if message.counted:
             message.counted = False
-            self._room.give_back(1, message.size)
+            self._capacity.give_back(1, message.size)
 
     def _settle(self) -> None:
-        """Forget what is answered, from the oldest on, and wake who waited for it."""
+        """Forget answered messages, from the oldest on, and end flushes that waited for them."""
         messages = self._messages
         while messages and not messages[0].counted:
             messages.popleft()
-        if len(messages) > 2 * self._room.messages + ANSWERED_KEPT:
+        # Answered messages must not pile up behind an old one without answer.
+        if len(messages) > 2 * self._capacity.messages + ANSWERED_KEPT:
             messages = self._messages = deque(m for m in messages if m.counted)
         while self._flushes and (not messages or messages[0].place > self._flushes[0][0]):
             _, done = self._flushes.popleft()
             if not done.done():
                 done.set_result(None)
 
-    def no_room(self) -> OperationTimedOut:
-        """The error of who has waited for room too long."""
-        return self._too_late("There was no room", "the message was not sent.")
+    def queue_full(self) -> OperationTimedOut:
+        """The error of a message that waited too long for others to get their receipts."""
+        what = "The number of pending messages did not fall below its limit"
+        return self._too_late(what, "the message was not sent.")
 
     def _too_late(self, what: str, outcome: str) -> OperationTimedOut:
         trouble = self._trouble()
         reason = "" if trouble is None else f" The last try to reach a broker failed: {trouble}"
         error = OperationTimedOut(
             f"{what} within {self._timeout_s:g} s; {outcome}"
-            f"{reason} Look whether the broker is well, or raise send_timeout_s."
+            f"{reason} Check whether the broker is well, or raise send_timeout_s."
         )
         error.__cause__ = trouble
         return error
@@ -204,7 +201,7 @@ class Unanswered:
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
-        due: list[Outgoing] = []
+        due: list[OutgoingMessage] = []
         given_up = False
         for message in self._messages:
             if message.outcome.done():

@@ -1,1 +1,1 @@
-"""The Pulsar wire, sans-IO: bytes in, values out, and back.  No sockets, clock or randomness."""
+"""The Pulsar binary protocol, sans-IO: no sockets, clock or randomness."""

@@ -1,9 +1,8 @@
-"""The messages of a batch by hand, for consumers of many small ones.
+"""A fast scan of batches, written by hand for consumers of many small messages.
 
-`scan_batch` finds what must be known of each message to hand it out: where its metadata and its
-payload are, and whether compaction removed it.  Everything else of its metadata is parsed when
-somebody asks.  It reads the fields that clients set; what is rarer, or wrong, or text that
-may not be UTF-8, is left to `message.iter_batch`, so that both take and refuse the same batches.
+`scan_batch` finds the metadata and the payload of each message; the metadata is parsed when it is
+used.  A batch with rarer fields, with errors, or with text that may not be UTF-8 is left to
+`message.iter_batch`, so that both accept the same batches.
 """
 
 from struct import Struct, error
@@ -20,10 +19,11 @@ _EVENT_TIME: Final = 0x28
 _B64_ENCODED: Final = 0x30
 _SEQUENCE_ID: Final = 0x40
 _LONGEST_REST: Final = 8
-"""Bytes after the first of the longest varint that is read here; the tenth byte has rules."""
+"""Bytes after the first one of the longest varint that is read here; ten bytes are left to
+`iter_batch`."""
 
 Scanned = tuple[int, bytes, bytes]
-"""Index in the batch, metadata (`SingleMessageMetadata`), payload."""
+"""The index in the batch, the metadata (`SingleMessageMetadata`) and the payload."""
 
 
 def scan_batch(payload: bytes, count: int) -> list[Scanned]:
@@ -44,7 +44,7 @@ def _parse(payload: bytes, count: int) -> list[Scanned]:
 
 
 def _scan(payload: bytes, count: int) -> list[Scanned] | None:  # noqa: PLR0911, PLR0912
-    """The messages, if all of them are of the usual kind.  One loop, for speed."""
+    """The messages, or None if one is not of the usual kind.  One loop, for speed."""
     unpack_size = _unpack_size
     position, total = 0, len(payload)
     found: list[Scanned] = []

@@ -1,9 +1,4 @@
-"""`BaseCommand` from bytes and back.
-
-`parse_command` accepts a command only whole: the type is known, the sub-message that the type names
-is there (PING and PONG may leave their empty one out), every required field at every depth is set,
-and all text is UTF-8.  What handlers receive needs no further check of its form.
-"""
+"""`BaseCommand` from bytes and back."""
 
 from collections.abc import Mapping
 from struct import Struct
@@ -36,7 +31,11 @@ _SIZES: Final = Struct(">II")
 
 
 def parse_command(raw: bytes) -> BaseCommand:
-    """The command in `raw`.  Raises `MalformedCommand`."""
+    """Parse a command.  Raises `MalformedCommand` unless it is complete.
+
+    Its type is known, it has the message of that type (PING and PONG may omit it), every required
+    field at every depth is set, and all text is UTF-8.  So handlers need not check its form.
+    """
     try:
         command = BaseCommand.FromString(raw)
     except DecodeError as error:
@@ -46,7 +45,7 @@ def parse_command(raw: bytes) -> BaseCommand:
         ) from error
     kind = command.type
     if kind == _SEND and command.send.IsInitialized():
-        return command  # has required fields, so it is there, and has no text
+        return command  # A SEND has required fields, so it is present, and it has no text.
     if not command.IsInitialized():
         raise _incomplete(command)
     field = FIELD_OF_TYPE[kind]
@@ -76,7 +75,8 @@ def _incomplete(command: BaseCommand) -> MalformedCommand:
 
 
 def _first_missing(message: Message) -> str:
-    """The path of one required field that is not set.  One: a peer can leave out a million."""
+    """The path of one required field that is not set."""
+    # One only: a peer can omit a million.
     for field in cast("Descriptor", message.DESCRIPTOR).fields:
         if field.is_required and not message.HasField(field.name):
             return field.name

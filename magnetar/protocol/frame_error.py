@@ -1,7 +1,7 @@
-"""Every way for bytes of a peer to be wrong.
+"""The errors for malformed bytes of a peer.
 
-All of them end the connection, except `ChecksumMismatch`: there the frame's limits and its command
-are sound, so the decoder hands the command over with the error and goes on.
+All of them end the connection, except `ChecksumMismatch` and `ReplicatorOnly`: there the frame and
+its command are sound, so the decoder returns the command with the error and goes on.
 """
 
 from typing import ClassVar
@@ -11,10 +11,10 @@ from magnetar.protocol.server_error import PeerError, ServerError
 
 
 class FrameError(PeerError):
-    """Bytes that are not the protocol.
+    """Bytes that violate the protocol.
 
-    `frames_before` holds the frames which the same `feed` call had decoded before it met the bad
-    bytes: they came first, so they are to be served first.
+    `frames_before` are the frames that the same `feed` call decoded before the bad bytes; they are
+    to be served first.
     """
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
@@ -26,23 +26,23 @@ class FrameTooLarge(FrameError):
 
 
 class MalformedFrame(FrameError):
-    """Lengths that contradict each other, or bytes left over."""
+    """The lengths in a frame contradict each other, or bytes are left over."""
 
 
 class MalformedCommand(FrameError):
-    """Not a `BaseCommand`, or one that lacks what it must have, or whose text is not UTF-8."""
+    """The bytes are not a `BaseCommand`, or it lacks a field, or its text is not UTF-8."""
 
 
 class UnexpectedPayload(FrameError):
-    """Bytes after a command that carries no payload."""
+    """Bytes follow a command that has no payload."""
 
 
 class MissingPayload(FrameError):
-    """SEND or MESSAGE without an entry."""
+    """A SEND or MESSAGE has no entry."""
 
 
 class MalformedEntry(FrameError):
-    """The entry after SEND or MESSAGE contradicts itself."""
+    """The lengths in the entry of a SEND or MESSAGE contradict each other."""
 
 
 class MalformedMetadata(FrameError):
@@ -50,14 +50,14 @@ class MalformedMetadata(FrameError):
 
 
 class MalformedBatch(FrameError):
-    """A batch holds fewer or more messages than its metadata says."""
+    """A batch has fewer or more messages than its metadata says."""
 
 
 class ChecksumMismatch(FrameError):
-    """The CRC32C of an entry is not that of its bytes.  Reported on SEND_ERROR, not by a close."""
+    """The CRC32C of an entry does not match its bytes.  Answered by SEND_ERROR, not by a close."""
 
     code: ClassVar[ServerError] = ServerError.CHECKSUM_ERROR
 
 
 class ReplicatorOnly(FrameError):
-    """A SEND that only a replicator writes.  Reported on SEND_ERROR, not by a close."""
+    """A SEND that only a replicator sends.  Answered by SEND_ERROR, not by a close."""

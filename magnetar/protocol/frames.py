@@ -4,14 +4,10 @@
     payload   u32 total, u32 command size, command, entry            (SEND and MESSAGE, only these)
     entry     [u16 0x0e01, u32 crc32c,] u32 metadata size, metadata, payload
 
-`total` counts what follows it.  An entry is handed over, stored and sent as one opaque buffer that
-always begins with magic and checksum; one that came without gets them.  The checksum is compared on
-arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEntryMetadata` before the
-entry; it is taken off and handed over beside it.
-
-Nothing is allocated on the word of a length: a decoder holds the bytes it was fed, never more than
-one frame and one chunk of them, and copies each a bounded number of times.  A command has a limit
-of its own, since its bytes become objects: what is too large is refused when its head is there.
+`total` counts the bytes after it.  An entry is stored and sent as one opaque buffer that always
+begins with magic and checksum; they are added to an entry without them.  The checksum is verified
+on arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEntryMetadata` before
+the entry; it is returned separately.
 """
 
 from struct import Struct
@@ -69,26 +65,31 @@ _ENTRY_HEAD: Final = Struct(">HII")
 _unpack_entry_head: Final = _ENTRY_HEAD.unpack_from
 _ENTRY_HEAD_BYTES: Final = _ENTRY_HEAD.size
 _HEADER: Final = 8
-"""Bytes of the two sizes that begin every frame."""
+"""The bytes of the two sizes at the beginning of every frame."""
 MAX_COMMAND_SIZE: Final = 1024 * 1024
-"""Largest command of a client.  The largest that clients send are ACKs of thousands of messages and
-schemas; parsed, an ACK of tiny ids takes some forty times its bytes."""
+"""The largest command of a client.  The largest that clients send are schemas, and ACKs of
+thousands of messages; parsed, an ACK of tiny ids takes some forty times its bytes."""
 _SEND: Final = BaseCommand.SEND
 _MESSAGE: Final = BaseCommand.MESSAGE
 _MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
 _new_tuple: Final = tuple.__new__
-"""A NamedTuple without the call of its Python constructor."""
+"""Makes a NamedTuple without the call of its Python constructor."""
 
 
 class FrameDecoder:
-    """Cuts the bytes of one peer into frames.  After a `FrameError` it stays broken."""
+    """Decodes the bytes of one peer into frames.  After a `FrameError` each call raises it again.
+
+    It holds at most one frame and the bytes of one call, and copies each byte a bounded number of
+    times.  No memory is allocated for a length that was only announced.
+    """
 
     __slots__ = ("_buffer", "_error", "_max_command_size", "_max_frame_size", "_needed")
 
     def __init__(self, max_frame_size: int, max_command_size: int = MAX_COMMAND_SIZE) -> None:
-        """Refuse frames of which more than `max_frame_size` bytes follow the first size, and
-        commands of more than `max_command_size` bytes.
+        """Refuse frames with more than `max_frame_size` bytes after the first size, and commands of
+        more than `max_command_size` bytes.
         """
+        # Commands have a limit of their own, because they become objects, which are larger.
         self._max_frame_size = max_frame_size
         self._max_command_size = max_command_size
         self._buffer = bytearray()
@@ -97,14 +98,14 @@ class FrameDecoder:
 
     @property
     def buffered_size(self) -> int:
-        """Bytes held of a frame that is not complete."""
+        """The bytes of an incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Received]:
-        """The frames that `data` completes, in order.
+        """Decode bytes; returns the frames that they complete, in order.
 
-        Raises a `FrameError` for the first bad frame, which takes along those completed before it
-        in `frames_before`; every later call raises it again, without these.
+        Raises a `FrameError` for the first bad frame, with the frames before it in `frames_before`;
+        every later call raises the error again, without these.
         """
         if self._error is not None:
             raise self._error
@@ -117,9 +118,9 @@ class FrameDecoder:
         frames: list[Received] = []
         failure: FrameError | None = None
         try:
-            self._cut(data, frames)
+            self._split(data, frames)
         except FrameError as error:
-            # Raised anew: the traceback, which callers may keep, would keep all that was parsed.
+            # A new error, as the traceback, which callers may keep, would keep all parsed objects.
             failure = type(error)(*error.args)
         if failure is not None:
             self._error = type(failure)(*failure.args)
@@ -128,8 +129,8 @@ class FrameDecoder:
             raise failure
         return frames
 
-    def _cut(self, data: bytes, frames: list[Received]) -> None:
-        """Append the whole frames of `data`; keep the rest and note how much would complete it."""
+    def _split(self, data: bytes, frames: list[Received]) -> None:
+        """Append the complete frames of `data`; keep the rest, and note how much completes it."""
         position = 0
         available = len(data)
         limit = self._max_frame_size
@@ -147,7 +148,7 @@ class FrameDecoder:
                 )
             if total < 4:
                 raise MalformedFrame(
-                    f"A frame of {total} bytes has no room for the size of its command; "
+                    f"A frame of {total} bytes is too small for the size of its command; "
                     "check that the peer speaks the Pulsar binary protocol."
                 )
             if command_size < 0:
@@ -178,15 +179,15 @@ class FrameDecoder:
 
 
 def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Received:
-    """The frame whose command begins at data[command_start], and which ends before data[end]."""
+    """The frame with its command at `command_start`, which ends before `end`."""
     command_end = command_start + command_size
     known = parse_send(data, command_start, command_end)
     if known is not None:
         stored = data[command_end:end]
-        room = end - command_end - _ENTRY_HEAD_BYTES
-        if room >= 0:  # as `_checked` does, without its call: nearly every SEND
+        left = end - command_end - _ENTRY_HEAD_BYTES
+        if left >= 0:  # The checks of `_checked` without the call, for nearly every SEND.
             magic, checksum, size = _unpack_entry_head(stored)
-            if magic == _MAGIC and size <= room and crc32c(stored[CHECKED_FROM:]) == checksum:
+            if magic == _MAGIC and size <= left and crc32c(stored[CHECKED_FROM:]) == checksum:
                 raw = stored[_ENTRY_HEAD_BYTES : _ENTRY_HEAD_BYTES + size]
                 plain = TRANSACTION_BYTE not in raw or not may_name_transaction(raw)
                 return _new_tuple(Send, (*known, stored, plain, False, None, None))
@@ -210,14 +211,14 @@ def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Rec
 
 
 def _usual_send(known: tuple[int, int, int, int], checked: bytes | ChecksumMismatch) -> Send:
-    """A SEND whose fields were read by hand, with an entry that has no checksum or a wrong one."""
+    """A SEND with fields read by hand, and an entry that has no checksum or a wrong one."""
     if isinstance(checked, bytes):
         return Send(*known, checked, plain=not _names_transaction(checked))
     return Send(*known, None, plain=False, error=checked)
 
 
 def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
-    """A SEND that the generated parser has read."""
+    """A SEND from the generated parser."""
     entry: bytes | None = None
     error: ChecksumMismatch | ReplicatorOnly | None = None
     if not isinstance(checked, bytes):
@@ -248,13 +249,13 @@ def _replicator_only() -> ReplicatorOnly:
 
 
 def _names_transaction(entry: bytes) -> bool:
-    """Whether its message may be part of a transaction."""
+    """Whether the message in an entry may be part of a transaction."""
     _, _, size = _unpack_entry_head(entry)
     return may_name_transaction(entry[_ENTRY_HEAD_BYTES : _ENTRY_HEAD_BYTES + size])
 
 
 def _broker_metadata(data: bytes, start: int, end: int) -> tuple[bytes | None, int]:
-    """What a broker put before the entry at `start`, and where the entry begins."""
+    """The broker entry metadata at `start`, if any, and the start of the entry."""
     if data[start : start + 2] != BROKER_METADATA_MAGIC or end - start < 6:
         return None, start
     (size,) = _U32.unpack_from(data, start + 2)
@@ -268,7 +269,7 @@ def _broker_metadata(data: bytes, start: int, end: int) -> tuple[bytes | None, i
 
 
 def _checked(kind: "BaseCommand.Type", entry: bytes) -> bytes | ChecksumMismatch:
-    """The entry of a command of that type, as it is stored, or what is wrong with its checksum."""
+    """The entry of a command of this type as it is stored, or the error of its checksum."""
     size = len(entry)
     if size >= _ENTRY_HEAD.size:
         magic, checksum, metadata_size = _unpack_entry_head(entry)
@@ -283,7 +284,7 @@ def _checked(kind: "BaseCommand.Type", entry: bytes) -> bytes | ChecksumMismatch
 
 
 def _seal_unchecked(kind: "BaseCommand.Type", entry: bytes) -> bytes:
-    """The entry of a peer that sends no checksum, with one."""
+    """Add the checksum to an entry of a peer that sends none."""
     size = len(entry)
     if size == 0:
         raise MissingPayload(
@@ -316,12 +317,12 @@ def _mismatch(kind: "BaseCommand.Type", announced: int, actual: int) -> Checksum
 
 
 def encode_message(command: BaseCommand, entry: bytes) -> tuple[bytes, bytes]:
-    """The frame of a MESSAGE as (head, entry), to be written one after the other uncopied."""
+    """The frame of a MESSAGE as (head, entry), to be written in this order without a copy."""
     body = command.SerializeToString()
     size = len(body)
     return _SIZES.pack(size + 4 + len(entry), size) + body, entry
 
 
 def encode_send(command: BaseCommand, entry: bytes) -> bytes:
-    """The frame of a SEND, whole."""
+    """The whole frame of a SEND."""
     return b"".join(encode_message(command, entry))

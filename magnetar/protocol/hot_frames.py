@@ -1,8 +1,7 @@
-"""The two frames that a broker sends once for each message, written without building messages.
+"""Fast encoders of the two frames that a broker sends for each message.
 
-The bytes are those of the protobuf encoder for the same fields (a property test compares them); it
-only takes a fraction of the time.  Numbers are unsigned: what is negative must have gone through
-`magnetar.protocol.ids.to_wire`.
+The bytes are those of the protobuf encoder for the same fields (a property test compares them).
+Numbers are unsigned: convert negative ones by `magnetar.protocol.ids.to_wire`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,8 +55,8 @@ def encode_send_receipts(
 ) -> bytes:
     """SEND_RECEIPT frames of one producer for entries of one ledger, one after the other.
 
-    `receipts`: sequence id, highest sequence id and entry id of each.  The bytes are those of
-    `encode_send_receipt`; what the receipts share is encoded once.
+    `receipts` are the sequence id, highest sequence id and entry id of each.  The bytes are those
+    of `encode_send_receipt`; the shared parts are encoded once.
     """
     producer, ledger = varint(producer_id), varint(ledger_id)
     heads: dict[int, bytes] = {}
@@ -94,10 +93,10 @@ def encode_message_head(
     ack_set: Sequence[int] = (),
     consumer_epoch: int | None = None,
 ) -> bytes:
-    """What precedes an entry of `entry_size` bytes in a MESSAGE frame.
+    """The bytes before an entry of `entry_size` bytes in a MESSAGE frame.
 
-    `partition`, `redelivery_count` and `ack_set` (signed 64-bit words) are left out at their
-    defaults, `consumer_epoch` when None.
+    `partition`, `redelivery_count` and `ack_set` (signed 64-bit words) are omitted at their
+    defaults, and `consumer_epoch` when None.
     """
     message_id = b"\x08%b\x10%b" % (varint(ledger_id), varint(entry_id))
     if partition != -1:

@@ -1,8 +1,8 @@
-"""What a client writes once for each message or batch, encoded without building messages.
+"""Fast encoders of the parts that a client writes for each message or batch.
 
-The bytes are those of the protobuf encoder for the same fields (a property test compares them); it
-only takes a fraction of the time.  Numbers are unsigned.  What is rarer than the parameters here is
-left to the generated encoder: protobuf fields may come in any order, so its bytes go behind these.
+The bytes are those of the protobuf encoder for the same fields (a property test compares them).
+Numbers are unsigned.  Rarer fields are left to the generated encoder: protobuf fields may come in
+any order, so its bytes are appended.
 """
 
 from struct import Struct
@@ -21,9 +21,9 @@ _MAGIC_CRC: Final = 6
 def encode_single_head(
     payload_size: int, sequence_id: int, partition_key: bytes | None = None, event_time_ms: int = 0
 ) -> bytes:
-    """Size and SingleMessageMetadata of a message in a batch; its payload follows.
+    """The size and the SingleMessageMetadata of a message in a batch; its payload follows.
 
-    `event_time_ms` is left out when 0, the key when None.
+    `event_time_ms` is omitted when 0, the key when None.
     """
     head = b"\x18" + varint(payload_size)
     if partition_key is not None:
@@ -35,7 +35,7 @@ def encode_single_head(
 
 
 def encode_metadata_head(producer_name: bytes, sequence_id: int, publish_time_ms: int) -> bytes:
-    """The required fields of a MessageMetadata, which come first."""
+    """The required fields of a MessageMetadata, with which it begins."""
     return b"\x0a%b%b\x10%b\x18%b" % (
         varint(len(producer_name)),
         producer_name,
@@ -45,7 +45,7 @@ def encode_metadata_head(producer_name: bytes, sequence_id: int, publish_time_ms
 
 
 def encode_key(partition_key: bytes) -> bytes:
-    """The key of a message that is no batch; goes behind `encode_metadata_head`."""
+    """The key in a MessageMetadata, to be appended to `encode_metadata_head`."""
     return b"\x32%b%b" % (varint(len(partition_key)), partition_key)
 
 
@@ -59,9 +59,9 @@ def encode_metadata_tail(
     highest_sequence_id: int = 0,
     entry_hashes: tuple[int, int] | None = None,
 ) -> bytes:
-    """The optional fields that are usual; each is left out when 0, empty or None.
+    """The usual optional fields; each is omitted when 0, empty or None.
 
-    `uncompressed_size` goes with a compression, and is written with one even when 0.
+    `uncompressed_size` is written with every compression, even when 0.
     """
     tail = b""
     if compression:
@@ -87,9 +87,9 @@ def encode_send_head(
     checked_size: int,
     checksum: int,
 ) -> bytes:
-    """What precedes the checksummed part, of `checked_size` bytes, of a plain SEND.
+    """The bytes before the checksummed part, of `checked_size` bytes, of a plain SEND.
 
-    `num_messages` is left out when 1, `highest_sequence_id` when 0.
+    `num_messages` is omitted when 1, `highest_sequence_id` when 0.
     """
     send = b"\x08%b\x10%b" % (varint(producer_id), varint(sequence_id))
     if num_messages != 1:
@@ -100,7 +100,7 @@ def encode_send_head(
 
 
 def wrap_send(send: bytes, checked_size: int, checksum: int) -> bytes:
-    """As `encode_send_head`, for the bytes of any CommandSend."""
+    """Like `encode_send_head`, for the bytes of any CommandSend."""
     command = b"\x08\x06\x32%b%b" % (varint(len(send)), send)
     size = len(command)
     return b"%b%b%b%b" % (

@@ -1,4 +1,4 @@
-"""READ_ENTRIES_RESPONSE with entries, written without copying them into messages first.
+"""A fast encoder of READ_ENTRIES_RESPONSE, which does not copy large entries.
 
 The bytes are those of the protobuf encoder for the same fields (a property test compares them).
 Numbers are unsigned, as in `hot_frames`.
@@ -14,13 +14,13 @@ _SIZES: Final = Struct(">II")
 _KIND: Final = b"\x08\xf7\x07"
 """BaseCommand.type = READ_ENTRIES_RESPONSE."""
 _BODY: Final = b"\xba\x3f"
-"""BaseCommand.read_entries_response, followed by its length."""
+"""The tag of BaseCommand.read_entries_response; its length follows."""
 _TAILS: Final = (b"", b"\x20\x01", b"\x20\x02", b"\x20\x03")
-"""ReadEntry.visibility; READABLE is left out."""
+"""The bytes of ReadEntry.visibility; READABLE is omitted."""
 ENTRY_OVERHEAD_BYTES: Final = 40
-"""Most that an entry takes beside its data."""
+"""The most bytes that an entry takes beside its data."""
 JOINED_BELOW_BYTES: Final = 16 * 1024
-"""Smaller entries are copied together: a buffer for each would cost more."""
+"""Smaller entries are copied into one buffer: a buffer for each would cost more."""
 
 
 def encode_read_entries(
@@ -32,7 +32,8 @@ def encode_read_entries(
 ) -> Sequence[bytes]:
     """The frame, as buffers to be sent one after the other.
 
-    `following` is where to go on; `entries` are ledger id, entry id, data and visibility.
+    `following` is the position to go on from; `entries` have ledger id, entry id, data and
+    visibility.
     """
     message_id = b"\x08%b\x10%b" % (varint(following[0]), varint(following[1]))
     pieces: list[bytes] = [

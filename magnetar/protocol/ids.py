@@ -1,10 +1,7 @@
-"""The ids of the wire and of storage, as types of their own.
+"""Types of the ids on the wire and in storage.
 
-`Position` orders entries of one managed ledger: ledger first, entry second.  `EARLIEST` sorts
-before every entry and `LATEST` after, as the client's own constants do.
-
-The fields of the wire that carry ids are unsigned; a peer's -1 arrives there as 2^64 - 1.
-`to_wire` and `from_wire` go between that and the signed numbers used everywhere else.
+Fields for ids are unsigned on the wire, so that -1 is 2^64 - 1 there.  `to_wire` and `from_wire`
+convert to and from the signed numbers used elsewhere.
 """
 
 from typing import NamedTuple, NewType
@@ -21,14 +18,17 @@ LONG_MAX = 2**63 - 1
 
 
 class Position(NamedTuple):
-    """Place of one entry in a managed ledger.  Entry -1 is "before the first entry"."""
+    """The position of one entry in a managed ledger, ordered by ledger and entry.
+
+    Entry -1 is before the first entry.  `EARLIEST` sorts before every entry, `LATEST` after.
+    """
 
     ledger_id: int
     entry_id: int
 
     @property
     def text(self) -> str:
-        """`ledger:entry`, as people and REST are told it."""
+        """The text `ledger:entry`, for people and REST."""
         return f"{self.ledger_id}:{self.entry_id}"
 
 
@@ -36,14 +36,14 @@ EARLIEST = Position(-1, -1)
 LATEST = Position(LONG_MAX, LONG_MAX)
 
 UNSOLICITED_REQUEST_ID = 2**64 - 1
-"""Request id -1 in its unsigned field: the broker closes something without having been asked."""
+"""The request id -1 in its unsigned field: the broker closes a producer or consumer unasked."""
 
 
 def to_wire(value: int) -> int:
-    """A signed 64-bit number as an unsigned field carries it."""
+    """A signed 64-bit number in the form of an unsigned field."""
     return value & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def from_wire(value: int) -> int:
-    """The signed 64-bit number that an unsigned field carried."""
+    """The signed 64-bit number in an unsigned field."""
     return value - 2**64 if value > LONG_MAX else value

@@ -1,7 +1,7 @@
-"""What tells a consumer that came back from another one of its name.
+"""The metadata of SUBSCRIBE by which a broker distinguishes consumers of the same name.
 
-In the metadata of SUBSCRIBE, which brokers other than Magnetar's only show: a text that is another
-one for each consumer that an application opens, and the same on each of its connections.
+The value differs for each consumer that an application opens, and stays the same over reconnects.
+Brokers other than Magnetar's only show it.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
-"""Hashes of message keys: murmur3 (x86, 32 bit, seed 0) and what Pulsar takes of it.
+"""Hashes of message keys: murmur3 (x86, 32 bit, seed 0), and the parts that Pulsar uses.
 
-Clients choose the segment, so a broker never checks it; two generations choose differently (after
-5.0.0-M1 the high half of the hash is the segment's, the low half the bucket's), and key order over
-several segments holds within one generation.
+Clients choose the segment; a broker never checks it.  Clients after 5.0.0-M1 use the high half of
+the hash for the segment and the low half for the bucket; those of 5.0.0-M1 choose differently.  Key
+order over several segments holds within one generation of clients.
 """
 
 from typing import Final
@@ -10,9 +10,9 @@ from typing import Final
 import mmh3
 
 KEY_SPACE: Final = 65536
-"""Hashes of the key space that segments and Key_Shared ranges divide: 0 to 65535."""
+"""The number of hashes that segments and Key_Shared ranges divide: 0 to 65535."""
 HashRange = tuple[int, int]
-"""Both ends included, within 0 to 65535."""
+"""The first and the last hash of a range, both included, from 0 to 65535."""
 
 
 def key_hash(key: bytes) -> int:
@@ -21,23 +21,21 @@ def key_hash(key: bytes) -> int:
 
 
 def segment_hash_m1(key: bytes) -> int:
-    """Where 5.0.0-M1 clients place a key: 0 to 65535."""
+    """The hash by which clients of 5.0.0-M1 choose the segment: 0 to 65535."""
     return key_hash(key) & 0xFFFF
 
 
 def segment_hash(key: bytes) -> int:
-    """Where clients after 5.0.0-M1 place a key: 0 to 65535."""
+    """The hash by which clients after 5.0.0-M1 choose the segment: 0 to 65535."""
     return key_hash(key) >> 16
 
 
 def sticky_hash(sticky_key: bytes) -> int:
-    """The hash by which Key_Shared gives keys to consumers: 1 to 65535.
-
-    0 stands for "no hash" in Pulsar's dispatcher, so the keys of 0 count as 1.
-    """
+    """The hash by which Key_Shared assigns keys to consumers: 1 to 65535."""
+    # 0 means "no hash" in Pulsar's dispatcher, so such keys get 1.
     return key_hash(sticky_key) & 0xFFFF or 1
 
 
 def coordinator_of_key(transaction_key: str, parallelism: int) -> int:
-    """The coordinator that serves a transaction key, of `parallelism` many."""
+    """The number of the coordinator, of `parallelism`, that serves a transaction key."""
     return key_hash(transaction_key.encode()) % parallelism

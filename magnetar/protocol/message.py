@@ -1,9 +1,9 @@
-"""Entries: the metadata in front, the messages inside.
+"""Entries: their metadata and their messages.
 
-An entry is `0x0e01, crc32c, u32 metadata size, MessageMetadata, payload`.  When the metadata says
-so, the payload is a batch: `num_messages_in_batch` times `u32 size, SingleMessageMetadata,
-payload_size bytes`.  A compressed or encrypted payload must be unpacked before `iter_batch`; a
-broker never does that and keeps payloads as they are.
+An entry is `0x0e01, crc32c, u32 metadata size, MessageMetadata, payload`.  With
+`num_messages_in_batch` in the metadata the payload is a batch: so many times `u32 size,
+SingleMessageMetadata, payload_size bytes`.  A compressed or encrypted payload must be unpacked
+before `iter_batch`; a broker never unpacks payloads.
 """
 
 from base64 import b64decode
@@ -42,7 +42,7 @@ def parse_metadata(entry: bytes) -> MessageMetadata:
 
 
 def transaction_named_by(metadata: MessageMetadata) -> tuple[int, int] | None:
-    """Most and least bits of the transaction that the messages are part of."""
+    """The most and least bits of the messages' transaction, or None."""
     if not metadata.HasField("txnid_least_bits"):
         return None
     return metadata.txnid_most_bits, metadata.txnid_least_bits
@@ -50,12 +50,12 @@ def transaction_named_by(metadata: MessageMetadata) -> tuple[int, int] | None:
 
 def _unreadable(what: str) -> MalformedMetadata:
     return MalformedMetadata(
-        f"The metadata of a message is {what}; mend the producer, or skip the message."
+        f"The metadata of a message is {what}; correct the producer, or skip the message."
     )
 
 
 def payload_of(entry: bytes) -> memoryview:
-    """What follows the metadata of an entry, uncopied.  Raises `MalformedEntry`."""
+    """The payload of an entry, without a copy.  Raises `MalformedEntry`."""
     return memoryview(entry)[_payload_start(entry) :]
 
 
@@ -72,7 +72,7 @@ def _payload_start(entry: bytes) -> int:
 
 
 def build_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """The entry of this metadata and payload, checksum included."""
+    """Make the entry of this metadata and payload, with its checksum."""
     raw = metadata.SerializeToString()
     return seal_entry(b"".join((_U32.pack(len(raw)), raw, payload)))
 
@@ -80,10 +80,10 @@ def build_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
 def iter_batch(
     payload: bytes | memoryview, count: int
 ) -> Iterator[tuple[SingleMessageMetadata, memoryview]]:
-    """The `count` messages of an uncompressed batch payload, uncopied.
+    """The `count` messages of an uncompressed batch payload, without a copy.
 
-    Raises `MalformedBatch` when the payload holds fewer or more, or a size that does not fit, and
-    `MalformedMetadata` for metadata that cannot be read.
+    Raises `MalformedBatch` if the payload has fewer or more messages, or a size that does not fit,
+    and `MalformedMetadata` for metadata that cannot be read.
     """
     view = memoryview(payload)
     position = 0
@@ -127,7 +127,7 @@ def _bad_batch(what: str) -> MalformedBatch:
 
 
 def build_batch(messages: Iterable[tuple[SingleMessageMetadata, bytes]]) -> bytes:
-    """The uncompressed batch payload of these messages; each `payload_size` is set here."""
+    """Make the uncompressed batch payload of these messages; sets each `payload_size`."""
     parts: list[bytes] = []
     for given, payload in messages:
         metadata = SingleMessageMetadata()
@@ -139,9 +139,10 @@ def build_batch(messages: Iterable[tuple[SingleMessageMetadata, bytes]]) -> byte
 
 
 def sticky_key(metadata: MessageMetadata) -> bytes:
-    """What Key_Shared keeps together: ordering key, else key, else `<producer>-<sequence id>`.
+    """The key by which Key_Shared groups messages.
 
-    A key that claims to be base64 and is not counts as the text it is.
+    It is the ordering key, else the key, else `<producer>-<sequence id>`.  A key that is marked as
+    base64 and is not counts as text.
     """
     if metadata.HasField("ordering_key"):
         return metadata.ordering_key

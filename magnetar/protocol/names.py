@@ -1,12 +1,12 @@
-"""Names of namespaces, topics and segments, and the paths made of them.
+"""Names of namespaces, topics and segments, and their paths.
 
     topic      <domain>://<tenant>/<namespace>/<local name>      short: `x`, `tenant/namespace/x`
     segment    segment://<tenant>/<namespace>/<topic>/<start>-<end>-<id>
 
-Start and end are the inclusive range of hashes in four lower-case hex digits, the id is decimal.
-The local name of a `topic://` or `segment://` name is everything after the namespace, slashes
-included; elsewhere it has none.  Local names are taken as they are: nothing is decoded, so two
-names are equal only if their text is.  Paths hold them as `java.net.URLEncoder` writes them.
+Start and end are the inclusive range of hashes in four lower-case hex digits; the id is decimal.
+The local name of a `topic://` or `segment://` name is everything after the namespace, with slashes;
+elsewhere it has no slash.  Local names are not decoded, so two names are equal only if their text
+is.  In paths they are encoded as by `java.net.URLEncoder`.
 """
 
 import re
@@ -19,42 +19,42 @@ from urllib.parse import quote_plus, unquote_to_bytes
 from magnetar.protocol.server_error import PeerError, ServerError
 
 MAX_NAME_LENGTH: Final = 4096
-"""Characters of the longest name that is taken."""
+"""The largest number of characters in a name."""
 DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
 MAX_SEGMENT_ID: Final = 2**63 - 1
 _KEPT: Final = 1024
-"""Names that are remembered parsed, and encoded: transactions name the same few all the time."""
+"""Cached parsed and encoded names: transactions use the same few all the time."""
 PARTITION_SUFFIX: Final = "-partition-"
 
 _ENTITY: Final = re.compile(r"(?!\.\.?\Z)[-=:.A-Za-z0-9_]+")
 _DOTS: Final = frozenset((".", ".."))
-"""No part of a name, as they are none of a path."""
+"""Texts that are not allowed as a part of a name, as they have a meaning in paths."""
 _PARTITION: Final = re.compile(r"-partition-(0|[1-9][0-9]{0,9})\Z")
 _DESCRIPTOR: Final = re.compile(r"([0-9a-fA-F]{1,8})-([0-9a-fA-F]{1,8})-([0-9]{1,20})")
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class InvalidTopicName(PeerError):
-    """The text is no name of a topic."""
+    """The text is not a valid name of a topic."""
 
     code: ClassVar[ServerError] = ServerError.INVALID_TOPIC_NAME
 
 
 class InvalidNamespaceName(PeerError):
-    """The text is no name of a tenant or namespace."""
+    """The text is not a valid name of a tenant or namespace."""
 
     code: ClassVar[ServerError] = ServerError.INVALID_TOPIC_NAME
 
 
 class NonPersistentTopicRefused(PeerError):
-    """`non-persistent://` names are understood and not served."""
+    """The name begins with `non-persistent://`; such topics are not served."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class TopicDomain(StrEnum):
-    """What kind of topic a name is of."""
+    """The domain of a topic's name."""
 
     PERSISTENT = "persistent"
     NON_PERSISTENT = "non-persistent"
@@ -67,7 +67,7 @@ _SLASHED: Final = frozenset((TopicDomain.TOPIC, TopicDomain.SEGMENT))
 
 @dataclass(frozen=True, slots=True, order=True)
 class NamespaceName:
-    """A namespace of a tenant.  Raises `InvalidNamespaceName` for characters that neither has."""
+    """A namespace of a tenant.  Raises `InvalidNamespaceName` for invalid characters."""
 
     tenant: str
     namespace: str
@@ -86,7 +86,7 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A topic of any domain.  Segments are in canonical form; `segment_name` takes them apart."""
+    """A topic of any domain.  Segments are in canonical form; `segment_name` parses them."""
 
     domain: TopicDomain
     tenant: str
@@ -98,14 +98,14 @@ class TopicName:
 
     @property
     def namespace_name(self) -> NamespaceName:
-        """The namespace that the topic is in."""
+        """The namespace of the topic."""
         return NamespaceName(self.tenant, self.namespace)
 
     @property
     def partition_index(self) -> int | None:
-        """N of a name that ends in `-partition-N`; None for others and for segments.
+        """N if the name ends in `-partition-N`, else None; None for segments.
 
-        N has no leading zero and fits 32 bits, else it is an ordinary part of the name.
+        N has no leading zero and is less than 2^31; else it is an ordinary part of the name.
         """
         match = _PARTITION.search(self.local_name)
         if match is None or self.domain is TopicDomain.SEGMENT:
@@ -115,7 +115,7 @@ class TopicName:
 
     @property
     def partitioned(self) -> "TopicName":
-        """The topic that this one is a partition of; the name itself if it is none."""
+        """The topic of which this one is a partition, or itself if it is not a partition."""
         if self.partition_index is None:
             return self
         whole = self.local_name[: self.local_name.rindex(PARTITION_SUFFIX)]
@@ -128,7 +128,7 @@ class TopicName:
     def in_domain(self, domain: TopicDomain) -> "TopicName":
         """The same local name in another domain, e.g. the `topic://` twin of a persistent name.
 
-        Raises `InvalidTopicName` when that domain takes no such local name.
+        Raises `InvalidTopicName` if that domain does not allow the local name.
         """
         return parse_topic_name(str(self._with(domain, self.local_name)))
 
@@ -137,14 +137,14 @@ class TopicName:
 
     @property
     def ledger_path(self) -> str:
-        """The name of its managed ledger, under which Pulsar keeps the ledger's records."""
+        """The name of its managed ledger, under which Pulsar stores the ledger's records."""
         if self.domain is TopicDomain.SEGMENT:
             return segment_name(self).ledger_path
         return f"{self.tenant}/{self.namespace}/{self.domain.value}/{encode_name(self.local_name)}"
 
     @property
     def schema_id(self) -> str:
-        """Whose schema history it uses: one for a topic of that name, its partitions, segments."""
+        """The id of its schema history, which a topic shares with its partitions and segments."""
         if self.domain is TopicDomain.SEGMENT:
             return segment_name(self).parent.schema_id
         return f"{self.tenant}/{self.namespace}/{encode_name(self.partitioned.local_name)}"
@@ -166,7 +166,7 @@ class SegmentName:
 
     @property
     def topic_name(self) -> TopicName:
-        """The same as a topic of the `segment` domain."""
+        """The segment as a topic of the `segment` domain."""
         parent = self.parent
         local_name = f"{parent.local_name}/{self.descriptor}"
         return TopicName(TopicDomain.SEGMENT, parent.tenant, parent.namespace, local_name)
@@ -184,7 +184,7 @@ class SegmentName:
 
 @lru_cache(_KEPT)
 def parse_topic_name(text: str) -> TopicName:
-    """The topic that a full or short name means.  Raises `InvalidTopicName`."""
+    """Parse a full or short name of a topic.  Raises `InvalidTopicName`."""
     if len(text) > MAX_NAME_LENGTH:
         raise _invalid(text, f"has {len(text)} characters; use at most {MAX_NAME_LENGTH}.")
     scheme, separator, rest = text.partition("://")
@@ -213,13 +213,13 @@ def _parse_short(text: str) -> TopicName:
 def _checked(
     text: str, domain: TopicDomain, tenant: str, namespace: str, local_name: str
 ) -> TopicName:
-    """The topic of these parts, if each can be what it stands for."""
+    """The topic of these parts, if each is valid."""
     for kind, part in (("tenant", tenant), ("namespace", namespace)):
         if not _ENTITY.fullmatch(part):
             raise _invalid(
                 text,
                 f"has a {kind} that is . or .. or has other characters than letters, digits and "
-                "- = : . _; mend it.",
+                "- = : . _; correct it.",
             )
     if not local_name:
         raise _invalid(text, "ends after the namespace; add the name of the topic.")
@@ -247,14 +247,14 @@ def _parse_segment(text: str, tenant: str, namespace: str, local_name: str) -> S
 
 
 def segment_name(name: TopicName) -> SegmentName:
-    """The parts of a `segment://` name.  Raises `InvalidTopicName` for any other."""
+    """Parse a `segment://` name.  Raises `InvalidTopicName` for any other."""
     if name.domain is not TopicDomain.SEGMENT:
         raise _invalid(str(name), "is no segment; begin it with segment://.")
     return _parse_segment(str(name), name.tenant, name.namespace, name.local_name)
 
 
 def parse_namespace_name(text: str) -> NamespaceName:
-    """The namespace `tenant/namespace`.  Raises `InvalidNamespaceName`."""
+    """Parse `tenant/namespace`.  Raises `InvalidNamespaceName`."""
     tenant, separator, namespace = text.partition("/")
     if not separator:
         raise InvalidNamespaceName(f"{_short(text)} is no namespace; write tenant/namespace.")
@@ -262,7 +262,7 @@ def parse_namespace_name(text: str) -> NamespaceName:
 
 
 def parse_ledger_path(path: str) -> TopicName:
-    """The topic whose `ledger_path` this is.  Raises `InvalidTopicName`."""
+    """The topic with this `ledger_path`.  Raises `InvalidTopicName`."""
     parts = path.split("/")
     if len(parts) == 4 or (len(parts) == 5 and parts[2] == TopicDomain.SEGMENT):
         tenant, namespace, domain, *local_name = parts
@@ -272,7 +272,7 @@ def parse_ledger_path(path: str) -> TopicName:
 
 
 def require_persistent(name: TopicName) -> None:
-    """Raise `NonPersistentTopicRefused` for a name that is understood and not served."""
+    """Raise `NonPersistentTopicRefused` for a `non-persistent://` name."""
     if name.domain is TopicDomain.NON_PERSISTENT:
         raise NonPersistentTopicRefused(
             f"{_short(str(name))} is not persistent, and such topics are not served; "
@@ -281,7 +281,7 @@ def require_persistent(name: TopicName) -> None:
 
 
 def require_creatable(name: TopicName) -> None:
-    """Raise `InvalidTopicName` for a name that no new topic may have: blanks at its ends."""
+    """Raise `InvalidTopicName` for a name with blanks at its ends, which no new topic may have."""
     local_name = name.local_name
     if local_name != local_name.strip() or local_name[0] <= " " or local_name[-1] <= " ":
         raise _invalid(str(name), "begins or ends with a blank; leave it out.")
@@ -289,12 +289,12 @@ def require_creatable(name: TopicName) -> None:
 
 @lru_cache(_KEPT)
 def encode_name(text: str) -> str:
-    """The text as one part of a path, as `java.net.URLEncoder` writes it in UTF-8."""
+    """Encode a text as one part of a path, as `java.net.URLEncoder` does in UTF-8."""
     return quote_plus(text, safe="*", errors="replace").replace("~", "%7E")
 
 
 def decode_name(encoded: str) -> str:
-    """What `encode_name` was given.  Raises `InvalidTopicName`."""
+    """Decode a text of `encode_name`.  Raises `InvalidTopicName`."""
     if not _BROKEN_ESCAPE.search(encoded):
         try:
             return unquote_to_bytes(encoded.replace("+", " ")).decode()

@@ -1,8 +1,7 @@
-"""What a frame of a peer becomes: a `Send` for SEND, a `Frame` for every other command.
+"""The decoded frames of a peer: a `Send` for SEND, a `Frame` for every other command.
 
-A `FrameError` holds those that came before it, so this module knows nothing of `frame_error`: the
-`error` below has the type that a peer is answered with.  It is always a `ChecksumMismatch`, or in
-a `Send` a `ReplicatorOnly`.
+An `error` below is a `ChecksumMismatch`, or in a `Send` a `ReplicatorOnly`.  Its type is
+`PeerError` here, because `frame_error` imports this module.
 """
 
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from magnetar.protocol.server_error import PeerError
 class Frame(NamedTuple):
     """One frame of a peer, for every command but SEND, which is a `Send`.
 
-    `entry` is set for MESSAGE unless `error` is: then the entry's checksum was wrong.
+    `entry` is set for MESSAGE, unless `error` is set because the entry's checksum was wrong.
     """
 
     command: BaseCommand
@@ -26,10 +25,10 @@ class Frame(NamedTuple):
 class Send(NamedTuple):
     """One SEND of a peer: the fields of `CommandSend` by their names, and its entry.
 
-    `entry` is what is to be stored, unless `error` is set: then the entry's checksum was wrong, or
-    the SEND has what only replicators send, and the answer is a SEND_ERROR with the error's code.
-    `plain`: nothing of the rarer kinds, so a whole entry, no chunk, no transaction, and none that
-    the message can name.
+    `entry` is the entry to store, unless `error` is set: then the entry's checksum was wrong, or
+    the SEND has fields that only replicators send, and the answer is a SEND_ERROR with the error's
+    code.  `plain` says that the entry is not a chunk and has no transaction, neither in the command
+    nor in its metadata.
     """
 
     producer_id: int
@@ -40,7 +39,7 @@ class Send(NamedTuple):
     plain: bool = True
     is_chunk: bool = False
     txnid: tuple[int, int] | None = None
-    """Most and least bits; (0, 0) is a transaction too."""
+    """The most and least bits of the transaction; (0, 0) is a transaction too."""
     error: PeerError | None = None
 
 

@@ -1,16 +1,16 @@
-"""SEND as it is received: the fast way to its fields.
+"""A fast parser of SEND.
 
-`parse_send` reads by hand what nearly every SEND is: a one-byte length and the fields producer id,
-sequence id, number of messages and highest sequence id, each of a few bytes.  It never judges:
-whatever it does not know, or finds odd, is None and left to the generated parser.  Where it gives
-an answer the generated parser gives the same one (a property test compares them).
+`parse_send` reads nearly every SEND: a length of one byte, and the fields producer id, sequence id,
+number of messages and highest sequence id, each of a few bytes.  For any other SEND, also a wrong
+one, it returns None, and the generated parser is used.  Both return the same fields (a property
+test compares them).
 """
 
 import re
 from typing import Final
 
 _PREFIX: Final = b"\x08\x06\x32"
-"""type = SEND, then the tag of field 6, `send`."""
+"""The field type = SEND, then the tag of field 6, `send`."""
 _HEAD_BYTES: Final = len(_PREFIX) + 1
 _LONGEST: Final = _HEAD_BYTES + 127
 """A longer command has a length of two bytes."""
@@ -22,15 +22,15 @@ _SEQUENCE_ID: Final = 0x10
 _NUM_MESSAGES: Final = 0x18
 _HIGHEST_SEQUENCE_ID: Final = 0x30
 TRANSACTION_BYTE: Final = 0xB0
-"""How the tag of `MessageMetadata.txnid_least_bits` (field 22, a varint) begins."""
+"""The first byte of the tag of `MessageMetadata.txnid_least_bits` (field 22, a varint)."""
 # Parsers take varints that are longer than need be: B0 01, but also B0 81 00, B0 81 80 00 ...
 _TRANSACTION_TAG: Final = re.compile(b"\xb0[\x01\x81]").search
 
 
 def may_name_transaction(metadata: bytes) -> bool:
-    """Whether a parser can find `txnid_least_bits` in the bytes of a MessageMetadata.
+    """Whether a MessageMetadata may have `txnid_least_bits`.
 
-    True too for other fields that happen to have these bytes: parse it then.
+    It is true too for other fields with the same bytes; parse the metadata then.
     """
     return _TRANSACTION_TAG(metadata) is not None
 
@@ -38,9 +38,9 @@ def may_name_transaction(metadata: bytes) -> bool:
 def parse_send(  # noqa: PLR0911, PLR0912 - no calls on the hot path
     data: bytes, start: int, end: int
 ) -> tuple[int, int, int, int] | None:
-    """Producer id, sequence id, highest sequence id and number of messages of data[start:end].
+    """The producer id, sequence id, highest sequence id and number of messages in data[start:end].
 
-    None if that is not one of the SENDs that this function knows.
+    None if this is not one of the SENDs that this function reads.
     """
     if data[start : start + 3] != _PREFIX or end - start > _LONGEST:
         return None

@@ -1,10 +1,9 @@
 """Pulsar's error codes and the exceptions that carry them.
 
 Every exception that may reach a peer derives from `MagnetarError` through exactly one of three
-kinds, which say whose turn it is to act: `PeerError` (the client sent what it must not, or asked
-for what is not there), `OperatorError` (configuration, limits, disk) and `InternalError` (ours).
-Each class names the one `ServerError` it is reported as.  Messages are sentences that end with
-the next step.
+classes, which say who can correct it: `PeerError` (the client), `OperatorError` (configuration,
+limits, disk) and `InternalError` (a defect).  Each class has the one `ServerError` code with which
+it is reported.  Messages are sentences that end with the next step.
 """
 
 from enum import IntEnum
@@ -12,7 +11,7 @@ from typing import ClassVar
 
 
 class ServerError(IntEnum):
-    """The codes of the wire (numbers are Pulsar's)."""
+    """The error codes on the wire, with Pulsar's numbers."""
 
     UNKNOWN_ERROR = 0
     METADATA_ERROR = 1
@@ -49,12 +48,12 @@ class MagnetarError(Exception):
 
 
 class PeerError(MagnetarError):
-    """The peer asked for something it may not have, or broke the protocol."""
+    """The peer requested what it may not have or does not exist, or violated the protocol."""
 
 
 class OperatorError(MagnetarError):
-    """Something outside the process needs an operator: configuration, a limit, the disk."""
+    """An operator must act: on the configuration, a limit or the disk."""
 
 
 class InternalError(MagnetarError):
-    """Our fault: a broken invariant or a lost race that the caller may retry."""
+    """A defect of this process: a broken invariant, or a lost race that the caller may retry."""

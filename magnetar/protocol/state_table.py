@@ -1,8 +1,4 @@
-"""Pure: which states may follow which, and the one check of a move.
-
-Rules: a table names every state of its enum, and nobody changes it.  A move that it does not list
-is a defect of ours, which is raised as the error that the owner's callers know for defects.
-"""
+"""`StateTable`: the allowed moves between states.  Pure."""
 
 import enum
 from collections.abc import Collection, Iterator, Mapping
@@ -12,10 +8,10 @@ S = TypeVar("S", bound=enum.Enum)
 
 
 class StateTable(Mapping[S, frozenset[S]]):
-    """For each state those that may follow it.
+    """Maps each state of an enum to the states that may follow it; immutable.
 
-    `defect` is raised, with a sentence, for a move that is not listed.  Raises ValueError if a
-    state of the enum is missing.
+    `defect` is the class of the error for a move that is not listed, which is a defect of the
+    owner.  Raises `ValueError` if a state of the enum is missing.
     """
 
     __slots__ = ("_defect", "_next")
@@ -24,7 +20,7 @@ class StateTable(Mapping[S, frozenset[S]]):
         missing = {state for known in next_states for state in type(known)} - next_states.keys()
         if missing:
             raise ValueError(f"Say which states may follow {missing}: none is an answer too.")
-        # Tuples: an enum's hash is Python code, and what is listed is found here by identity.
+        # Tuples are searched by identity; a set would call the enum's hash, which is Python code.
         self._next = {state: tuple(after) for state, after in next_states.items()}
         self._defect = defect
 
@@ -38,10 +34,10 @@ class StateTable(Mapping[S, frozenset[S]]):
         return len(self._next)
 
     def move(self, now: S, to: S, who: str, *named: object) -> S:
-        """Return `to`, if it may follow `now`; raise the table's defect otherwise.
+        """Return `to` if it may follow `now`; raise the table's error otherwise.
 
-        `who` moves, as the beginning of a sentence.  `named` are put into its braces only when
-        the error is raised: a move that is allowed formats nothing.
+        `who` names the owner, as the beginning of a sentence.  `named` fill its braces only when
+        the error is raised, so that an allowed move formats nothing.
         """
         if to not in self._next[now]:
             raise self._defect(

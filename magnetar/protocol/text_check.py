@@ -1,8 +1,8 @@
-"""Finds text fields whose bytes are not UTF-8.
+"""Finds text fields that are not UTF-8.
 
-protobuf does not look at the text of proto2 strings when it parses, and hands bytes that are not
-UTF-8 out as `bytes` under the name of a `str`.  What comes from a peer is therefore checked here,
-before any code relies on the type.  Message types without text cost nothing.
+protobuf does not check the text of proto2 strings when it parses, and returns text that is not
+UTF-8 as `bytes` in place of `str`.  So messages of a peer are checked here, before other code
+relies on the type.  Message types without text cost nothing.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 
 class TextPlan(NamedTuple):
-    """The text of one message type: its own fields, and fields with messages that hold text."""
+    """The text fields of one message type, and its fields with messages that have text."""
 
     single: tuple[str, ...]
     repeated: tuple[str, ...]
@@ -22,10 +22,8 @@ class TextPlan(NamedTuple):
 
 
 def text_plan(descriptor: Descriptor, inside: frozenset[str] = frozenset()) -> TextPlan | None:
-    """Where text can be in messages of this type; None if nowhere.
-
-    A type inside itself (MessageIdData) is looked at once: none of those has text.
-    """
+    """The text fields in messages of this type; None if it has none at any depth."""
+    # A type inside itself (MessageIdData) is visited once: none of those has text.
     names: dict[bool, list[str]] = {False: [], True: []}
     nested: dict[bool, list[tuple[str, TextPlan]]] = {False: [], True: []}
     inside |= {descriptor.full_name}

@@ -1,12 +1,4 @@
-"""The id of a transaction: the coordinator it belongs to, and its number there.  Pure.
-
-Rules:
-
-- In paths and for people it is written `<most>_<least>`, in decimal (PIP-473).
-- `least` holds the number in its lower NUMBER_BITS.  Above them is the index of an attempt in the
-  group that has this number; it is 0 of groups and of plain transactions (G1).  Ids stay below
-  2^63, so they are positive in a signed number of 64 bits too.
-"""
+"""`TxnId`: the id of a transaction, with its coordinator and its number there.  Pure."""
 
 import re
 from typing import Final, NamedTuple, NewType
@@ -15,7 +7,7 @@ CoordinatorId = NewType("CoordinatorId", int)
 
 NUMBER_BITS: Final = 44
 LAST_ATTEMPT: Final = (1 << (63 - NUMBER_BITS)) - 1
-"""The highest index of an attempt."""
+"""The highest index of an attempt, so that ids stay below 2^63, positive in signed 64 bits."""
 
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 
@@ -23,7 +15,12 @@ _TEXT = re.compile(r"([0-9]{1,20})_([0-9]{1,20})")
 
 
 class TxnId(NamedTuple):
-    """`most` is the coordinator's id, `least` the number of the transaction there."""
+    """The id of a transaction: `most` is the coordinator's id, `least` the number there.
+
+    The text of an id is `<most>_<least>`, in decimal (PIP-473).  `least` has the number in its
+    lower NUMBER_BITS.  Above them is the index of an attempt in the group with this number, which
+    is 0 for groups and plain transactions (G1).
+    """
 
     most: int
     least: int
@@ -33,26 +30,26 @@ class TxnId(NamedTuple):
 
     @property
     def coordinator(self) -> CoordinatorId:
-        """Who gave it out."""
+        """The coordinator that issued it."""
         return CoordinatorId(self.most)
 
     @property
     def attempt_index(self) -> int:
-        """Which attempt of its group it is, from 1; 0: a group or a plain transaction (G1)."""
+        """The index of an attempt in its group, from 1; 0 for groups and plain ones (G1)."""
         return self.least >> NUMBER_BITS
 
     @property
     def group(self) -> "TxnId":
-        """The group that it is an attempt of, else itself (G1)."""
+        """The group of an attempt, else itself (G1)."""
         return self if self.least <= _NUMBER_MASK else TxnId(self.most, self.least & _NUMBER_MASK)
 
     @property
     def is_ever_given(self) -> bool:
-        """Whether any transaction may have it: what a peer names may be above all ids (G1)."""
+        """Whether a transaction can have this id: a peer may send a number above all ids (G1)."""
         return self.attempt_index <= LAST_ATTEMPT
 
     def attempt_of(self, index: int) -> "TxnId":
-        """The attempt with that index, from 1, of this group (G1)."""
+        """The attempt with this index, from 1, of this group (G1)."""
         assert not self.attempt_index, f"{self} is an attempt itself"
         assert 1 <= index <= LAST_ATTEMPT, f"{index} is no index of an attempt"
         return TxnId(self.most, index << NUMBER_BITS | self.least)

@@ -1,6 +1,6 @@
-"""Reading segments without a subscription: entries as stored, and their messages as columns.
+"""Reads of segments without a subscription: stored entries, and their messages as columns.
 
-What `Client.read_range` gives and how it is taken apart, for programs that make tables of it.
+For programs that make tables of the entries that `Client.read_range` returns.
 """
 
 from magnetar.reads.entries import StoredEntry, Visibility

@@ -1,10 +1,10 @@
-"""An entry as it is stored, whoever it was read from.  Pure.
+"""`StoredEntry`: an entry as brokers store and send it.  Pure.
 
-Pure.  The bytes of an entry are, as brokers store and send them (integers big-endian):
+The bytes of an entry are (integers big-endian):
 
     [u16 0x0e02, u32 size, BrokerEntryMetadata,]      only where brokers are set to keep that
     u16 0x0e01, u32 crc32c,                           of all that follows
-    u32 metadata size, MessageMetadata, payload       one message, a batch, or a piece of a message
+    u32 metadata size, MessageMetadata, payload       one message, a batch, or a chunk of a message
 """
 
 import enum
@@ -16,19 +16,19 @@ __all__ = ["StoredEntry", "Visibility"]
 
 
 class Visibility(enum.IntEnum):
-    """Whether consumers get what is in an entry (numbers are the wire's)."""
+    """Whether consumers get the messages of an entry.  The numbers are those on the wire."""
 
     READABLE = 0
     ABORTED = 1
     """Its transaction was aborted."""
     OPEN = 2
-    """It is beyond the horizon: an open transaction is before it, or is its own."""
+    """It is beyond the max read position, or its own transaction is open."""
     MARKER = 3
-    """Brokers wrote it for brokers."""
+    """A broker wrote it for brokers."""
 
 
 class StoredEntry(NamedTuple):
-    """One entry; `data` as the module says."""
+    """One entry; for the bytes in `data` see the module."""
 
     ledger_id: int
     entry_id: int
@@ -37,10 +37,10 @@ class StoredEntry(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """Where it is."""
+        """The position of the entry."""
         return Position(self.ledger_id, self.entry_id)
 
     @property
     def next_position(self) -> Position:
-        """From where reading goes on behind it."""
+        """The position after the entry, from which reading goes on."""
         return Position(self.ledger_id, self.entry_id + 1)

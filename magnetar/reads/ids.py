@@ -1,9 +1,4 @@
-"""The bytes of message ids, for rows: those of `MessageId.to_bytes`, in a fraction of its time.
-Pure.
-
-Pure.  What the ids of a batch have in common is written once: they differ in the index, and in the
-length that goes before it.
-"""
+"""`IdWriter`: the bytes of many message ids, faster than `MessageId.to_bytes`.  Pure."""
 
 from collections.abc import Sequence
 from struct import Struct
@@ -16,28 +11,32 @@ __all__ = ["IdWriter"]
 
 _HEAD: Final = Struct(">qi")
 _INDEX: Final = b"\x20"
-"""MessageIdData.batch_index."""
+"""The tag of MessageIdData.batch_index."""
 _SIZE: Final = b"\x30"
-"""MessageIdData.batch_size."""
+"""The tag of MessageIdData.batch_size."""
 _REST: Final = MessageId(EntryId(0, 0), 0).to_bytes()[_HEAD.size + len(EntryId(0, 0).to_bytes()) :]
-"""What follows the id of the entry: no position vectors, no topic."""
+"""The bytes after the id of the entry: no position vectors, no topic."""
 _TWO_BYTES: Final = 1 << 7
 _THREE_BYTES: Final = 1 << 14
 
 
 class IdWriter:
-    """Of the messages of one segment."""
+    """Writes the ids of messages of one segment.
+
+    The ids of a batch differ only in the index and in the length before it, so the rest is written
+    once.
+    """
 
     __slots__ = ("_segment_id", "_tails")
 
     def __init__(self, segment_id: int) -> None:
         self._segment_id = segment_id
         self._tails: dict[int, list[bytes]] = {}
-        """From the index on, by the size of the batch."""
+        """The bytes from the index on, for each index, by the size of the batch."""
 
     def of_batch(self, key: tuple[int, int], size: int, indexes: Sequence[int]) -> list[bytes]:
         """The ids of messages of a batch of that size, in the entry `key`."""
-        if size > _THREE_BYTES:  # no client writes that; three bytes of index are then possible
+        if size > _THREE_BYTES:  # No client writes this: an index may need three bytes then.
             return [
                 MessageId(EntryId(*key, each, size), self._segment_id).to_bytes()
                 for each in indexes
@@ -53,5 +52,5 @@ class IdWriter:
         return [(short if each < _TWO_BYTES else long) + tails[each] for each in indexes]
 
     def of_single(self, key: tuple[int, int], first_piece: tuple[int, int] | None) -> bytes:
-        """The id of a message that is no batch."""
+        """The id of a message that is alone in its entry."""
         return MessageId(EntryId(*key, first_chunk=first_piece), self._segment_id).to_bytes()

@@ -1,25 +1,11 @@
-"""Takes stored entries apart into messages, as columns: for tables, where objects are too slow.
-Pure.
+"""Decodes stored entries into columns of messages: for tables, where objects are too slow.  Pure.
 
-    columns = MessageColumns()
-    for entry in entries:                       # of client.read_range
-        take_apart(entry, columns)
-    columns.keys, columns.values, ...           # lists: one item for each message, a "row"
-    for run in columns.runs: ...                # what `run.messages` rows in a row have in common
-    columns.clear()
-
-Pure.  Rules:
-
-- Rows are in the order of the segment.  `keys`, `values`, `event_times_ms`, `sequence_ids` and
-  `batch_indexes` have an item for each.  `properties` and `own` are by row number, and only have
-  rows that have some.
-- An entry gives one run, or none if it has no rows: it is a marker, or a piece, or compaction
-  removed all of it, or all of it is outside of what was asked for.
-- A piece of a message that has several is put in `pieces`.  When all pieces of a message (same
-  `uuid`, `number` 0 to `pieces` - 1) are together, `take_pieces` makes the row of it, which lies
-  where its last piece does.
-- What cannot be taken apart raises `InvalidMessage`, and has added nothing.
-- Whether an entry is readable is no question here: `entry.visibility` says so.
+columns = MessageColumns()
+for entry in entries:                       # of client.read_range
+    take_apart(entry, columns)
+columns.keys, columns.values, ...           # lists: one item for each message, a "row"
+for run in columns.runs: ...                # the values that `run.messages` rows share
+columns.clear()
 """
 
 from collections.abc import Sequence
@@ -52,44 +38,48 @@ _BROKER_HEAD: Final = 6
 
 
 class EntryRun(NamedTuple):
-    """Rows of one entry, and what they have in common."""
+    """The number of rows of one entry, and the values that they share."""
 
     ledger_id: int
     entry_id: int
     messages: int
-    """Rows that it stands for."""
+    """The number of rows."""
     batch_size: int
-    """Messages in the entry; 0: it is no batch, and the index of its row is -1."""
+    """Messages in the entry; 0 if it is not a batch, then the index of its row is -1."""
     publish_time_ms: int
     producer: str
     txn_id: TxnId | None
     schema_version: bytes | None
     first_piece: tuple[int, int] | None
-    """Ledger and entry of the first piece, of a message in pieces."""
+    """Ledger and entry of the first chunk, if the message is chunked."""
     metadata: MessageMetadata
-    """Of the entry, with everything else."""
+    """All metadata of the entry."""
 
 
 class Piece(NamedTuple):
-    """An entry with a piece of a message."""
+    """An entry with one chunk of a message."""
 
     ledger_id: int
     entry_id: int
     uuid: str
-    """The same in all pieces of a message."""
+    """The same in all chunks of a message."""
     number: int
-    """From 0 on."""
+    """The number of the chunk, from 0 on."""
     pieces: int
-    """How many the message has."""
+    """The number of chunks of the message."""
     size: int
-    """Bytes of all pieces."""
+    """Bytes of all chunks together."""
     metadata: MessageMetadata
     data: bytes
-    """Of the payload, compressed as it was sent."""
+    """The part of the payload, compressed as it was sent."""
 
 
 class MessageColumns:
-    """Takes stored entries apart into columns of messages."""
+    """Columns of messages, filled by `take_apart` and `take_pieces`.
+
+    Rows are in the order of the segment.  The lists have an item for each row, but `runs` for each
+    entry with rows.  `properties` and `own` map row numbers, and hold only rows that have some.
+    """
 
     __slots__ = (
         "batch_indexes",
@@ -105,33 +95,34 @@ class MessageColumns:
 
     def __init__(self) -> None:
         self.keys: list[str | None] = []
-        """The key; base64 of it if the producer gave bytes."""
+        """The key, in base64 if the producer gave bytes."""
         self.values: list[bytes | None] = []
-        """The payload, decompressed; None: the message says that it has no value."""
+        """The payload, decompressed; None if the message has no value."""
         self.event_times_ms: list[int | None] = []
         self.sequence_ids: list[int] = []
         self.batch_indexes: list[int] = []
-        """-1: alone in its entry."""
+        """The index in the batch; -1 for a message alone in its entry."""
         self.properties: dict[int, Properties] = {}
         """Names and values, each name once, of rows that have any."""
         self.own: dict[int, SingleMessageMetadata | MessageMetadata] = {}
         """Metadata of rows that may have more: bytes as key, an ordering key, ..."""
         self.runs: list[EntryRun] = []
         self.pieces: list[Piece] = []
+        """Chunks of messages whose rows are not made yet."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.values)
 
     def clear(self) -> None:
-        """Forget everything, with new lists: those that were taken stay as they are."""
+        """Begin new lists.  Lists that callers hold stay as they are."""
         MessageColumns.__init__(self)
 
 
 def metadata_of(entry: StoredEntry) -> MessageMetadata:
-    """What an entry says of itself, also if it is encrypted.
+    """The metadata of an entry, also of an encrypted one.
 
-    Raises `InvalidMessage` where the checksum is wrong, or it says nothing.
+    Raises `InvalidMessage` for a wrong checksum or malformed metadata.
     """
     try:
         return parse_metadata(_checked(entry.data))
@@ -146,11 +137,14 @@ def take_apart(
     from_index: int = 0,
     before_index: int | None = None,
 ) -> int:
-    """Append the messages of an entry; how many rows that are.
+    """Append the messages of an entry, whatever its visibility; returns the number of rows.
 
-    Of a batch only those from `from_index` on and before `before_index`; what is no batch has the
-    index 0 here.  Raises `InvalidMessage` where the checksum is wrong, it is encrypted, or it
-    cannot be unpacked.
+    Of a batch only those from `from_index` on and before `before_index` are added; a message alone
+    in its entry has the index 0 here.  A chunk of a message is added to `columns.pieces`, and makes
+    no row.  A marker, and messages that compaction removed, make no row either.
+
+    Raises `InvalidMessage`, and adds nothing, if the checksum is wrong, or the entry is encrypted
+    or cannot be unpacked.
     """
     try:
         checked = _checked(entry.data)
@@ -182,21 +176,22 @@ def take_apart(
 
 
 def take_pieces(pieces: Sequence[Piece], columns: MessageColumns) -> int:
-    """Append the message of which these are all the pieces, in their order: one row.
+    """Append the message with these chunks, all of them in order: one row, with the last one's id.
 
-    Raises `InvalidMessage` if they are not, or cannot be unpacked.
+    Chunks of one message have the same `uuid` and the numbers 0 to `pieces` - 1.  Raises
+    `InvalidMessage` if some are missing, or they cannot be unpacked.
     """
     last = pieces[-1] if pieces else None
     if last is None or [each.number for each in pieces] != list(range(last.pieces)):
         raise InvalidMessage(
-            "These are not all pieces of a message in their order; read the entries between the "
-            "first and the last one of it, and give one of each number."
+            "These are not all chunks of a message in their order; read the entries between its "
+            "first and its last one, and give one of each number."
         )
     whole = b"".join(each.data for each in pieces)
     if len({each.uuid for each in pieces}) != 1 or len(whole) != last.size:
         raise InvalidMessage(
-            f"The pieces that end at {last.ledger_id}:{last.entry_id} are of several messages, or "
-            "have not the size that they announce; group them by their uuid."
+            f"The chunks that end at {last.ledger_id}:{last.entry_id} are of several messages, or "
+            "do not have the announced size; group them by their uuid."
         )
     metadata = last.metadata
     try:
@@ -208,7 +203,7 @@ def take_pieces(pieces: Sequence[Piece], columns: MessageColumns) -> int:
 
 
 def message_ids(columns: MessageColumns, segment_id: int) -> list[bytes]:
-    """The bytes of `MessageId` of each row, all of one segment (see `MessageId.to_bytes`)."""
+    """The bytes of the `MessageId` of each row (`MessageId.to_bytes`), all of one segment."""
     writer = IdWriter(segment_id)
     ids: list[bytes] = []
     row = 0
@@ -223,7 +218,7 @@ def message_ids(columns: MessageColumns, segment_id: int) -> list[bytes]:
 
 
 def _checked(data: bytes) -> bytes:
-    """The entry without what a broker put before it.  Raises `ChecksumMismatch`."""
+    """The entry without broker metadata and checksum.  Raises `ChecksumMismatch`."""
     if data[:2] == BROKER_METADATA_MAGIC:
         data = data[_BROKER_HEAD + int.from_bytes(data[2:_BROKER_HEAD], "big") :]
     if data[:2] == CHECKSUM_MAGIC and len(data) >= CHECKED_FROM:
@@ -341,6 +336,6 @@ def _chosen(rows: Rows, places: Sequence[int]) -> Rows:
 
 def _damaged(entry: StoredEntry, why: str) -> InvalidMessage:
     return InvalidMessage(
-        f"The entry {entry.ledger_id}:{entry.entry_id} cannot be taken apart ({why}); skip it, and "
-        "look at its producer."
+        f"The entry {entry.ledger_id}:{entry.entry_id} cannot be decoded ({why}); skip it, and "
+        "check its producer."
     )

@@ -1,8 +1,6 @@
-"""What is asked of a segment's owner, and what it answers: plans of ranges, and stored entries.
-Pure.
+"""The requests PLAN_RANGE and READ_ENTRIES to the owner of a segment, and their answers.  Pure.
 
-Pure.  Rules: positions are of the next entry to be read, so a range goes from its start up to, and
-without, its end; what a broker does not say is None.
+A position is that of the next entry to read, so a range has its start and not its end.
 """
 
 from dataclasses import dataclass
@@ -28,40 +26,46 @@ _VISIBILITIES: Final = tuple(Visibility)
 
 @dataclass(frozen=True, slots=True)
 class RangePlan:
-    """How far a segment may be read, and how far a budget goes.
+    """A range of a segment to read, with the facts that the broker knows about it.
 
-    None where a broker does not tell: those without segment reads count nothing.
+    Fields are None where the broker does not know them; brokers without segment reads count
+    nothing.
     """
 
     start: Position
     end: Position
     entries: int | None
-    """From start to end, and so are the next four."""
+    """Entries from `start` to `end`; the next four fields are of the same entries."""
     messages: int | None
     bytes: int | None
     first_publish_time_ms: int | None
-    """The lowest, of whichever entry; and the next one the highest."""
+    """The lowest publish time of the entries."""
     last_publish_time_ms: int | None
+    """The highest publish time of the entries."""
     earliest: Position
     """The first entry that is retained."""
     horizon: Position
-    """What comes before it may be read."""
+    """The max read position: entries before it can be read."""
     raw_end: Position
-    """What comes before it is stored."""
+    """The end of the stored entries."""
     sealed: bool | None
     """Whether `raw_end` will not move any more."""
     lost: bool | None
-    """Whether entries at or after the start that was asked for are gone."""
+    """Whether entries at or after the requested start were trimmed."""
     backlog_messages: int | None
-    """From start to the horizon, and so is the next one."""
+    """Messages from `start` to `horizon`."""
     backlog_bytes: int | None
+    """Bytes from `start` to `horizon`."""
     hidden_messages: int | None
-    """From the horizon to `raw_end`."""
+    """Messages from `horizon` to `raw_end`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """What bounds a range, each if it is not None; one entry it has at least."""
+    """The bounds of a range, those that are not None.  A range has at least one entry.
+
+    Raises `InvalidArgument` for a negative or fractional number.
+    """
 
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -76,7 +80,7 @@ class PlanLimits:
 
 
 class Answer(NamedTuple):
-    """Of READ_ENTRIES."""
+    """The answer to a READ_ENTRIES; `next` is where reading goes on."""
 
     entries: list[StoredEntry]
     next: Position
@@ -86,7 +90,7 @@ class Answer(NamedTuple):
 def plan_request(
     topic: str, start: Position | None, end: Position | None, limits: PlanLimits
 ) -> pb.BaseCommand:
-    """PLAN_RANGE."""
+    """The command PLAN_RANGE."""
     request = pb.CommandPlanRange(request_id=0, topic=topic)
     if start is not None:
         request.start.CopyFrom(_to_wire(start))
@@ -99,31 +103,31 @@ def plan_request(
     return pb.BaseCommand(type=pb.BaseCommand.PLAN_RANGE, plan_range=request)
 
 
-def plan_of(told: pb.CommandPlanRangeResponse) -> RangePlan:
-    """What it answers.  Raises `BrokerFailed` if that lacks what it must have."""
+def plan_of(response: pb.CommandPlanRangeResponse) -> RangePlan:
+    """The plan in an answer.  Raises `BrokerFailed` if a required position is missing."""
     for name in ("start", "end", "earliest", "horizon", "raw_end"):
-        if not told.HasField(name):
+        if not response.HasField(name):
             raise BrokerFailed(
-                f"The broker planned a range without its {name}; it is asked again, and if that "
-                "goes on, look into its log."
+                f"The broker planned a range without its {name}; it is asked again. If this goes "
+                "on, read the broker's log."
             )
 
     def count(name: str) -> int | None:
-        return int(getattr(told, name)) if told.HasField(name) else None
+        return int(getattr(response, name)) if response.HasField(name) else None
 
     return RangePlan(
-        start=_from_wire(told.start),
-        end=_from_wire(told.end),
+        start=_from_wire(response.start),
+        end=_from_wire(response.end),
         entries=count("entries"),
         messages=count("messages"),
         bytes=count("bytes"),
         first_publish_time_ms=count("first_publish_time_ms"),
         last_publish_time_ms=count("last_publish_time_ms"),
-        earliest=_from_wire(told.earliest),
-        horizon=_from_wire(told.horizon),
-        raw_end=_from_wire(told.raw_end),
-        sealed=told.sealed,
-        lost=told.lost,
+        earliest=_from_wire(response.earliest),
+        horizon=_from_wire(response.horizon),
+        raw_end=_from_wire(response.raw_end),
+        sealed=response.sealed,
+        lost=response.lost,
         backlog_messages=count("backlog_messages"),
         backlog_bytes=count("backlog_bytes"),
         hidden_messages=count("hidden_messages"),
@@ -133,7 +137,7 @@ def plan_of(told: pb.CommandPlanRangeResponse) -> RangePlan:
 def read_request(
     topic: str, start: Position, end: Position, max_bytes: int, *, raw: bool
 ) -> pb.BaseCommand:
-    """READ_ENTRIES."""
+    """The command READ_ENTRIES."""
     request = pb.CommandReadEntries(
         request_id=0,
         topic=topic,
@@ -145,21 +149,24 @@ def read_request(
     return pb.BaseCommand(type=pb.BaseCommand.READ_ENTRIES, read_entries=request)
 
 
-def answer_of(told: pb.CommandReadEntriesResponse, start: Position) -> Answer:
-    """What it answers to a reading from `start`.  Raises `BrokerFailed` if that leads nowhere."""
+def answer_of(response: pb.CommandReadEntriesResponse, start: Position) -> Answer:
+    """The answer to a READ_ENTRIES from `start`.
+
+    Raises `BrokerFailed` if it neither makes progress nor says that it is at the end.
+    """
     entries = [
         StoredEntry(each.ledger_id, each.entry_id, each.data, _VISIBILITIES[each.visibility])
-        for each in told.entries
+        for each in response.entries
     ]
-    if told.HasField("next"):
-        following = _from_wire(told.next)
+    if response.HasField("next"):
+        following = _from_wire(response.next)
     else:
         following = entries[-1].next_position if entries else start
-    if following <= start and not told.at_end:
+    if following <= start and not response.at_end:
         raise BrokerFailed(
             f"The broker read nothing at {start}, and says that there is more; it is asked again."
         )
-    return Answer(entries, following, told.at_end)
+    return Answer(entries, following, response.at_end)
 
 
 def _to_wire(position: Position) -> pb.MessageIdData:
@@ -168,5 +175,5 @@ def _to_wire(position: Position) -> pb.MessageIdData:
     )
 
 
-def _from_wire(told: pb.MessageIdData) -> Position:
-    return Position(from_wire(told.ledger_id), from_wire(told.entry_id))
+def _from_wire(data: pb.MessageIdData) -> Position:
+    return Position(from_wire(data.ledger_id), from_wire(data.entry_id))

@@ -1,14 +1,4 @@
-"""The messages of a batch by hand, as columns: one loop, for who reads many small ones.  Pure.
-
-Pure.  Rules:
-
-- The fields that clients usually write, in the order of their numbers (properties, key, payload
-  size, event time, sequence id), are read here.  Whatever else a message has is left to the
-  generated parser, that message alone.
-- What does not add up is told by `magnetar.protocol.message.iter_batch`, so that here and there the
-  same batches are taken and refused.
-- Columns are appended to whole batches at a time, so a batch that is refused leaves nothing.
-"""
+"""A fast parser of batches into columns, written by hand for many small messages.  Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -31,10 +21,10 @@ _PAYLOAD_SIZE: Final = 0x18
 _EVENT_TIME: Final = 0x28
 _SEQUENCE_ID: Final = 0x40
 _TIME_REST: Final = 5
-"""Bytes behind the first of a time since 1970, from 1971 to 2109."""
+"""Bytes after the first one of a time in ms since 1970, for the years 1971 to 2109."""
 _TIME_END: Final = 2 + _TIME_REST
 _LAST_SHIFT: Final = 56
-"""Of the ninth byte of a varint; the tenth has rules."""
+"""The shift of a varint's ninth byte; one with ten bytes is left to the generated parser."""
 
 
 Properties = tuple[tuple[str, str], ...]
@@ -57,20 +47,20 @@ class Rows:
 
     def __init__(self) -> None:
         self.indexes: Sequence[int] = ()
-        """In the batch."""
+        """The index of each message in the batch."""
         self.keys: list[str | None] = []
         self.values: list[bytes | None] = []
         self.event_times_ms: list[int | None] = []
         self.sequence_ids: list[int] = []
         self.own: dict[int, SingleMessageMetadata] = {}
-        """Of those that the generated parser has read, by their place in the lists."""
+        """Metadata of messages that the generated parser has read, by their place in the lists."""
         self.properties: dict[int, Properties] = {}
-        """Of those that have any, the same way."""
+        """Properties of messages that have any, by their place in the lists."""
         self.gone: set[int] = set()
-        """Indexes of those that compaction removed."""
+        """Indexes of messages that compaction removed."""
 
     def number(self, count: int) -> None:
-        """They are the messages of a batch of that size."""
+        """Set the indexes, for a batch of `count` messages."""
         gone = self.gone
         self.indexes = [n for n in range(count) if n not in gone] if gone else range(count)
 
@@ -83,19 +73,20 @@ def scan_rows(payload: bytes, count: int, sequence_id: int) -> Rows:
     """
     try:
         return _scan(payload, count, sequence_id)
-    except (IndexError, error, UnicodeDecodeError, _Odd):
-        deque(iter_batch(payload, count), maxlen=0)  # says what is wrong with it
+    except (IndexError, error, UnicodeDecodeError, _SizeMismatch):
+        # The general parser raises the error, so both refuse the same batches for the same reason.
+        deque(iter_batch(payload, count), maxlen=0)
         raise MalformedBatch(
-            "A batch has messages that only one of two ways to read it takes; skip it, and look "
-            "at its producer."
+            "A batch is malformed for one of two parsers and not for the other; skip it, and check "
+            "its producer."
         ) from None
 
 
 def _add_rare(rows: Rows, payload: bytes, start: int, end: int, first_id: int, index: int) -> int:
-    """A message by the generated parser; where it ends."""
+    """Add a message by the generated parser; returns its end."""
     single = parse_single_metadata(payload[start:end])
     if end > len(payload) or single.payload_size < 0:
-        raise _Odd
+        raise _SizeMismatch
     position, row = end + single.payload_size, len(rows.keys)
     rows.properties.pop(row, None)
     if single.compacted_out:
@@ -118,7 +109,7 @@ def properties_of(own: SingleMessageMetadata | MessageMetadata) -> Properties:
 
 
 def _properties_at(payload: bytes, start: int, end: int) -> tuple[bytes, Properties]:
-    """The bytes of all properties, and what they say; none if they are of a rarer form."""
+    """The bytes of all properties, and their names and values; none if they have a rarer form."""
     found: dict[str, str] = {}
     at = start
     while at < end and payload[at] == _PROPERTY:
@@ -144,7 +135,7 @@ def key_of(own: SingleMessageMetadata | MessageMetadata) -> str | None:
 
 
 def _time_of(rest: bytes) -> int:
-    """What all bytes but the first of a varint of 6 say; 0 if they are not that."""
+    """The number in the last five bytes of a varint of six; 0 if they are not that."""
     if len(rest) != _TIME_REST or rest[4] > 0x7F or min(rest[:4]) < 0x80:
         return 0
     time = 0
@@ -153,12 +144,13 @@ def _time_of(rest: bytes) -> int:
     return time
 
 
-class _Odd(Exception):
-    """Sizes that do not add up."""
+class _SizeMismatch(Exception):
+    """The sizes in a batch do not add up."""
 
 
 def _scan(payload: bytes, count: int, first_id: int) -> Rows:  # noqa: PLR0912, PLR0915
-    """One loop, for speed."""
+    # One loop for speed.  It reads the fields that clients usually write, in the order of their
+    # numbers; a message with another field goes to the generated parser.
     unpack_size, key_tag, time_tag = _unpack_size, _KEY, _EVENT_TIME
     rows = Rows()
     add_key, add_value = rows.keys.append, rows.values.append
@@ -185,7 +177,7 @@ def _scan(payload: bytes, count: int, first_id: int) -> Rows:  # noqa: PLR0912, 
             at += 2
             if length > 0x7F:
                 length += (payload[at] - 1) << 7
-                at += 1 if payload[at] < 0x80 else size  # or it is too long for here
+                at += 1 if payload[at] < 0x80 else size  # Longer: `at` misses `end` below.
             if at < end and payload[at] == time_tag:
                 rest = payload[at + 2 : at + _TIME_END]
                 if rest != rest_known:
@@ -203,7 +195,7 @@ def _scan(payload: bytes, count: int, first_id: int) -> Rows:  # noqa: PLR0912, 
                     shift += 7
                     at += 1
                 if more > 0x7F:
-                    at = end + 1  # too long for here
+                    at = end + 1  # Ten bytes: left to the generated parser.
         position = end + length
         if at == end and length >= 0:
             add_key(key)
@@ -213,6 +205,6 @@ def _scan(payload: bytes, count: int, first_id: int) -> Rows:  # noqa: PLR0912, 
         else:
             position = _add_rare(rows, payload, start, end, first_id, index)
     if position != len(payload):
-        raise _Odd
+        raise _SizeMismatch
     rows.number(count)
     return rows

@@ -1,14 +1,4 @@
-"""Plans and reads ranges of segments, at whichever broker owns them.
-
-Rules:
-
-- The owner of a segment is looked up when it is first needed, and anew after anything has failed
-  there.  What may succeed later is asked again for the operation timeout; reading goes on where it
-  was.
-- The next request of a range is under way before the entries of the last answer are handed out;
-  not more than one.  So two answers are held at most.
-- Brokers that do not offer reads of segments are read as every reader reads (`stock_reads.py`).
-"""
+"""`SegmentReads`, which plans and reads ranges of segments at the brokers that own them."""
 
 import asyncio
 from collections import OrderedDict
@@ -30,7 +20,7 @@ from magnetar.reads.plan import (
     plan_request,
     read_request,
 )
-from magnetar.reads.stock_reads import plan_on_stock, read_on_stock
+from magnetar.reads.reader_fallback import plan_by_reader, read_by_reader
 from magnetar.retries import retried
 from magnetar.wire.connection import Connection
 
@@ -40,7 +30,12 @@ R = TypeVar("R")
 
 
 class SegmentReads:
-    """Plans and reads ranges of segments at the brokers that own them. One for each client."""
+    """Plans and reads ranges of segments at the brokers that own them.  One for each client.
+
+    The owner of a segment is looked up when it is first needed, and again after an error there.
+    Retriable errors are retried for the operation timeout, and reading goes on where it was.
+    Brokers without segment reads are read by a reader (`reader_fallback`).
+    """
 
     def __init__(self, context: ClientContext) -> None:
         self._context: Final = context
@@ -51,7 +46,7 @@ class SegmentReads:
     ) -> RangePlan:
         """See `Client.plan_range`."""
         if not await self._offered(topic):
-            return await plan_on_stock(self._context, topic, start, end, limits)
+            return await plan_by_reader(self._context, topic, start, end, limits)
         command = plan_request(topic, start, end, limits)
 
         async def ask(connection: Connection) -> RangePlan:
@@ -67,7 +62,7 @@ class SegmentReads:
         if start >= end:
             return
         if not await self._offered(topic):
-            reading = read_on_stock(self._context, topic, start, end, max_bytes)
+            reading = read_by_reader(self._context, topic, start, end, max_bytes)
             async with aclosing(reading):
                 async for entries in reading:
                     yield entries
@@ -79,6 +74,7 @@ class SegmentReads:
                 answer = await ahead
                 more = not answer.at_end and answer.next < end
                 if more:
+                    # One request ahead of the caller, so at most two answers are in memory.
                     ahead = loop.create_task(self._answer(topic, answer.next, end, max_bytes, raw))
                 if answer.entries:
                     yield answer.entries
@@ -88,7 +84,7 @@ class SegmentReads:
             ahead.cancel()
             await asyncio.wait((ahead,))
             if not ahead.cancelled():
-                ahead.exception()  # seen, though nobody reads on
+                ahead.exception()  # Retrieved, so that asyncio does not report it.
 
     async def _answer(
         self, topic: str, start: Position, end: Position, max_bytes: int, raw: bool
@@ -99,7 +95,7 @@ class SegmentReads:
             answer = await connection.request(request)
             return answer_of(answer.read_entries_response, start)
 
-        return await self._at_owner(topic, ask, f"The reading of {topic}")
+        return await self._at_owner(topic, ask, f"The read of {topic}")
 
     async def _offered(self, topic: str) -> bool:
         async def ask(connection: Connection) -> bool:

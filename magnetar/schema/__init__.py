@@ -1,8 +1,4 @@
-"""Schemas: how values become messages, in the forms that brokers check and Java clients read.
-
-Rules: pydantic, fastavro and descriptors are most of what a client would load, so what needs them
-is loaded when it is first asked for (`_LATER`).
-"""
+"""Schemas, which encode values in the forms that brokers check and Java clients read."""
 
 from importlib import import_module
 from types import MappingProxyType
@@ -30,6 +26,8 @@ if TYPE_CHECKING:
     from magnetar.schema.json import json_of
     from magnetar.schema.protobuf import protobuf_of
 else:
+    # Most of a client's import time would be pydantic, fastavro and descriptors, so the modules
+    # that need them are imported at their first use.
     _LATER = MappingProxyType(
         {
             "AvroType": "avro_definition",

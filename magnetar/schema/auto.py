@@ -1,11 +1,4 @@
-"""`AUTO`: whatever a topic's schemas say, for readers that know no type.
-
-Rules:
-
-- A message is read by the schema that it was written with: text, truths and numbers as themselves,
-  JSON and Avro as dicts, everything else as bytes.  Without a version it is bytes.
-- Brokers are told nothing.  It writes nothing but bytes.
-"""
+"""`AUTO`, which reads messages by the schemas of their topic."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -47,22 +40,26 @@ _PLAIN: Final[Mapping[int, _Decode]] = MappingProxyType(
 
 
 class AutoSchema(Schema[object]):
-    """Decodes each message by the schema that it was written with."""
+    """Decodes each message by the schema that it was written with.
+
+    Text, booleans and numbers are decoded to Python's own types, JSON and Avro to dicts, and all
+    others to bytes.  A message without a version is bytes.  It encodes only bytes.
+    """
 
     def __init__(self, writers: WriterSchemas | None = None) -> None:
         self._versions = None if writers is None else Versions(writers, _decoder)
 
     @property
     def info(self) -> pb.Schema | None:
-        """None: it goes with every schema."""
+        """None, as it is compatible with every schema."""
         return None
 
     def of_topic(self, writers: WriterSchemas) -> "AutoSchema":
-        """With versions of its own."""
+        """This schema with the versions of one topic."""
         return AutoSchema(writers)
 
     def knows(self, version: bytes | None) -> bool:
-        """Messages without a version are bytes."""
+        """Whether messages of this version, or without one, can be decoded now."""
         return self._versions is None or self._versions.knows(version)
 
     async def learn(self, version: bytes) -> None:
@@ -71,13 +68,13 @@ class AutoSchema(Schema[object]):
             await self._versions.learn(version)
 
     def encode(self, value: object) -> bytes:
-        """Raises `InvalidArgument` for anything but bytes."""
+        """Return the bytes.  Raises `InvalidArgument` for any other value."""
         if isinstance(value, bytes | bytearray | memoryview):
             return BYTES.encode(value)
         raise InvalidArgument("AUTO is for reading; open the producer with the topic's schema.")
 
     def decode(self, data: bytes, version: bytes | None = None) -> object:
-        """Raises `InvalidMessage`, also for a version that has not been learnt."""
+        """Decode a payload.  Raises `InvalidMessage`, also for a version not fetched by `learn`."""
         if not version or self._versions is None:
             return data
         return self._versions.of(version)(data)
@@ -87,7 +84,7 @@ def _decoder(schema: pb.Schema) -> _Decode:
     if schema.type == pb.Schema.Type.Json:
         return _from_json
     if schema.type == pb.Schema.Type.Avro:
-        from magnetar.schema.avro import avro_of  # most readers need none
+        from magnetar.schema.avro import avro_of  # Most readers do not need fastavro.
 
         try:
             return avro_of(schema.schema_data).decode
@@ -109,4 +106,4 @@ def _from_json(data: bytes) -> object:
 
 
 AUTO: Final = AutoSchema()
-"""Whatever the topic's schemas say."""
+"""The schema that decodes messages by the schemas of their topic."""

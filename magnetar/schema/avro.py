@@ -1,15 +1,4 @@
-"""Avro: binary records that are read by the schema that they were written with.
-
-Rules:
-
-- A message carries the version of the topic's schema that it was written with.  That schema is
-  fetched once (`learn`), and what it says is resolved to the reader's by Avro's rules; as in Java,
-  the outermost record may have had another name.
-- Values are of a Python type (`avro_of(SomeType)`), or dicts by the text of a definition.
-- Records inside of themselves are read and written by fastavro's Python code, whose depth has a
-  limit (some hundreds): its C code has none, and would end the process.
-- Moments need a time zone; times of day have no more than milliseconds, as in Java.
-"""
+"""`AvroSchema`: Avro records, which are read by the schema that they were written with."""
 
 import datetime
 import io
@@ -37,7 +26,7 @@ __all__ = ["AvroSchema", "avro_of"]
 T = TypeVar("T")
 
 Parsed: TypeAlias = str | list[Json] | dict[str, Json]
-"""What fastavro works with."""
+"""A definition as fastavro has parsed it."""
 
 _UNREADABLE: Final = (
     ValueError,
@@ -63,7 +52,7 @@ _UNPARSABLE: Final = (
 
 
 def _plain_enum(value: object) -> object:
-    # Those that are texts already have no `value`.
+    # An enum that is text already has no `value`.
     return getattr(value, "value", value)
 
 
@@ -102,24 +91,26 @@ _CHECKED: Final[Mapping[str, Leaf]] = types.MappingProxyType({"int": check_int})
 
 
 class _Resolution:
-    """How records of one writer's schema are read."""
+    """Reads records of one writer's schema."""
 
     __slots__ = ("_read", "_reader", "_writer")
 
     def __init__(self, tree: Json, writer: Parsed, reader: Parsed | None) -> None:
         self._writer = writer
         self._reader = reader
-        plainly = _is_recursive(tree)
-        self._read = _read_py.schemaless_reader if plainly else fastavro.schemaless_reader
+        # A recursive record is read by fastavro's Python code, whose depth has a limit (some
+        # hundreds).  Its C code has none, and would crash the process.
+        recursive = _is_recursive(tree)
+        self._read = _read_py.schemaless_reader if recursive else fastavro.schemaless_reader
 
     def record(self, data: bytes) -> object:
-        """One value without a header; raises what fastavro raises."""
+        """Read one value without a header.  Raises the errors of fastavro."""
         value: object = self._read(io.BytesIO(data), self._writer, self._reader)
         return value
 
 
 class _Form(Generic[T]):
-    """What does not depend on a topic: the definition, and the way to Python values."""
+    """The parts of a schema that do not depend on a topic: definition and conversions."""
 
     def __init__(
         self,
@@ -143,7 +134,7 @@ class _Form(Generic[T]):
         self.read = converter(definition, {}, shaped=True)
 
     def resolution(self, schema: pb.Schema) -> "_Resolution":
-        """How what a writer's schema wrote is read.  Raises `InvalidMessage`."""
+        """The reader for a writer's schema.  Raises `InvalidMessage`."""
         if schema.type != pb.Schema.Type.Avro:
             raise InvalidMessage(
                 "A message was written with a schema that is not Avro's; "
@@ -154,11 +145,12 @@ class _Form(Generic[T]):
             return _Resolution(tree, _parse(tree), self.for_writer(tree))
         except _UNPARSABLE as error:
             raise InvalidMessage(
-                f"The schema of a message is no Avro definition ({error}); mend those of the topic."
+                f"The schema of a message is no Avro definition ({error}); correct the schema."
             ) from error
 
     def for_writer(self, writer: Json) -> Parsed:
-        """The reader's schema, with the other name that the outermost record had."""
+        """The reader's schema, with the writer's name of the outermost record as an alias."""
+        # As in Java, the outermost record may have had another name.
         tree = self.definition.tree
         if (
             not isinstance(tree, dict)
@@ -176,7 +168,11 @@ class _Form(Generic[T]):
 
 
 class AvroSchema(Schema[T]):
-    """Encodes records as Avro, and decodes them by the schema of their writer."""
+    """Encodes records as Avro, and decodes them by the schema of their writer.
+
+    The writer's schema is fetched by the version in the message (`learn`), and resolved to this one
+    by Avro's rules.  Datetimes need a time zone, and times have at most milliseconds, as in Java.
+    """
 
     def __init__(self, form: _Form[T], writers: WriterSchemas | None = None) -> None:
         self._form = form
@@ -184,15 +180,15 @@ class AvroSchema(Schema[T]):
 
     @property
     def info(self) -> pb.Schema:
-        """The definition."""
+        """The Avro definition, for the broker."""
         return self._form.info
 
     def of_topic(self, writers: WriterSchemas) -> "AvroSchema[T]":
-        """With versions of its own."""
+        """This schema with the versions of one topic."""
         return AvroSchema(self._form, writers)
 
     def knows(self, version: bytes | None) -> bool:
-        """Messages without a version are read by this schema itself."""
+        """Whether messages of this version, or without one, can be decoded now."""
         return self._versions is None or self._versions.knows(version)
 
     async def learn(self, version: bytes) -> None:
@@ -201,7 +197,7 @@ class AvroSchema(Schema[T]):
             await self._versions.learn(version)
 
     def encode(self, value: T) -> bytes:
-        """Raises `InvalidArgument` if fields of the value are of other types than they say."""
+        """Encode a value.  Raises `InvalidArgument` if a field does not have its declared type."""
         form = self._form
         try:
             plain: object = value
@@ -219,7 +215,7 @@ class AvroSchema(Schema[T]):
             ) from error
 
     def decode(self, data: bytes, version: bytes | None = None) -> T:
-        """Raises `InvalidMessage`, also for a version that has not been learnt."""
+        """Decode a payload.  Raises `InvalidMessage`, also for a version not fetched by `learn`."""
         form = self._form
         way = form.own
         if version and self._versions is not None:
@@ -233,13 +229,13 @@ class AvroSchema(Schema[T]):
         except _UNREADABLE as error:
             raise InvalidMessage(
                 f"A message cannot be read by its Avro schema ({error}); "
-                "read the topic with a schema that goes with what was written."
+                "read the topic with a schema that is compatible with the written messages."
             ) from error
         return record  # type: ignore[return-value]  # a definition by text: T is what Avro gives
 
 
 def _parse(tree: Json) -> Parsed:
-    """What fastavro makes of a definition; raises what it raises."""
+    """Parse a definition.  Raises the errors of fastavro."""
     if not isinstance(tree, str | list | dict):
         raise ValueError(f"{tree} is no type")
     parsed: Parsed = fastavro.parse_schema(tree, named_schemas={})
@@ -247,7 +243,7 @@ def _parse(tree: Json) -> Parsed:
 
 
 def _is_recursive(tree: Json, around: frozenset[str] = frozenset()) -> bool:
-    """Whether a record is inside of itself; names are compared without their namespaces."""
+    """Whether a record contains itself; names are compared without their namespaces."""
     if isinstance(tree, str):
         return tree.rpartition(".")[2] in around
     if isinstance(tree, list):
@@ -291,7 +287,7 @@ def _form_of_text(text: str | bytes) -> _Form[dict[str, object]]:
     try:
         tree: Json = json.loads(text)
     except ValueError as error:
-        raise InvalidArgument(f"The Avro definition is no JSON ({error}); mend it.") from error
+        raise InvalidArgument(f"The Avro definition is no JSON ({error}); correct it.") from error
     info = pb.Schema(name="", schema_data=compact(tree), type=pb.Schema.Type.Avro)
     return _Form(AvroDefinition(tree), _checked(tree), None, info)
 
@@ -300,4 +296,4 @@ def _checked(tree: Json) -> Parsed:
     try:
         return _parse(tree)
     except _UNPARSABLE as error:
-        raise InvalidArgument(f"This is no Avro definition ({error}); mend it.") from error
+        raise InvalidArgument(f"This is no Avro definition ({error}); correct it.") from error

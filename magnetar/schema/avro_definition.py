@@ -1,20 +1,4 @@
-"""Avro definitions of Python types, in the form that the stock Java client gives to its classes.
-Pure.
-
-Rules:
-
-- Fields are in the order of their names, as Java's are: a class of the same name, namespace and
-  fields has the same definition there, byte for byte.
-- A field is nullable if its type has None, and, as in Java, if its type is no bare number or truth:
-  Java has no text that cannot be null, and a topic's readers must read each other's records.
-  `always_allow_null=False` leaves the second away.
-- A constant that a field has by default is the definition's default; an empty container counts as
-  one.  A nullable field without one is null by default.
-- What Java may leave out or write as null is known for each record (`RecordShape`): a field that is
-  None in Python then, and one that takes its Python default.
-- `int` is a long and `float` a double; `Annotated[..., AvroType(...)]` says otherwise, as `Int32`
-  and `Float32` do.
-"""
+"""Avro definitions of Python types, byte for byte those of such classes in Java.  Pure."""
 
 import dataclasses
 import datetime
@@ -49,12 +33,12 @@ __all__ = [
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 DECIMAL: Final = "java.math.BigDecimal"
-"""How Java marks a decimal number, which it writes as text."""
+"""The `java-class` of a decimal number, which Java writes as text."""
 
 
 @dataclass(frozen=True)
 class AvroType:
-    """In `Annotated[...]`: the Avro type of what is annotated."""
+    """An annotation, in `Annotated[...]`, with the Avro type of a field."""
 
     definition: Json
 
@@ -67,12 +51,12 @@ Float32 = Annotated[float, AvroType("float")]
 
 @dataclass(frozen=True)
 class RecordShape:
-    """Fields of a record that need a look when it is read."""
+    """The fields of a record that Java may leave out or write as null."""
 
     fill: frozenset[str]
-    """None if they are left out."""
+    """Fields that are None if they are left out."""
     drop: frozenset[str]
-    """Left out, so that Python's default holds, if they are null."""
+    """Fields that take their Python default if they are null."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +68,16 @@ class AvroDefinition:
 
     @property
     def text(self) -> bytes:
-        """As it goes to brokers."""
+        """The text for brokers."""
         return compact(self.tree)
 
 
 class _NoDefault(enum.Enum):
-    """Instead of a default value."""
+    """A marker in place of a default value."""
 
     MISSING = enum.auto()
     UNKNOWN = enum.auto()
-    """There is one, which no definition can say."""
+    """There is a default that no definition can express."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +108,7 @@ _ARRAYS: Final = (list, tuple, set, frozenset)
 
 
 def compact(tree: Json) -> bytes:
-    """A definition as brokers get it: without white space."""
+    """The text of a definition for brokers, without white space."""
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -144,6 +128,11 @@ def definition_of(
 ) -> AvroDefinition:
     """The definition of a dataclass, a pydantic model or a typed dict.
 
+    An `int` is a long and a `float` a double, unless `Annotated[..., AvroType(...)]` (as `Int32`
+    and `Float32`) says otherwise.  A field is nullable if its type has None, and with
+    `always_allow_null`, as in Java, also if its type is neither a number nor a boolean.  A constant
+    default, or an empty container, becomes the default in the definition.
+
     Raises `InvalidArgument` for anything else, and for fields that Avro has no type for.
     """
     if not is_record_type(kind):
@@ -154,13 +143,13 @@ def definition_of(
     builder = _Builder(always_allow_null)
     tree = builder.record(kind)
     if namespace:
-        # Behind the name, as Java writes it.
+        # After the name, as Java writes it.
         tree = {"type": tree.pop("type"), "name": tree.pop("name"), "namespace": namespace} | tree
     return AvroDefinition(tree, builder.shapes)
 
 
 class _Builder:
-    """Walks the types of one definition."""
+    """Builds one definition from types."""
 
     def __init__(self, always_allow_null: bool) -> None:
         self._always_allow_null = always_allow_null
@@ -202,7 +191,7 @@ class _Builder:
             if not nullable:
                 return {"name": each.name, "type": node}, optional
             return {"name": each.name, "type": ["null", *branches], "default": None}, optional
-        # The first branch of a union is the one that the default is of.
+        # The default of a union must have the type of its first branch.
         if default is None:
             node = ["null", *branches]
         elif nullable:
@@ -303,7 +292,7 @@ def _record_name(kind: type[object]) -> str:
 
 
 def _is_number(node: Json) -> bool:
-    """Whether Java has it as a primitive, which cannot be null."""
+    """Whether it is a primitive in Java, which cannot be null."""
     if isinstance(node, dict) and "logicalType" not in node:
         node = node.get("type")
     return isinstance(node, str) and node in _NUMBERS
@@ -374,14 +363,14 @@ def _model_fields(kind: type[pydantic.BaseModel]) -> Iterator[_Field]:
 
 
 def _empty(factory: object) -> object:
-    """What a factory gives, if it is a container that is empty each time."""
+    """The default of a factory, if that always makes an empty container."""
     if factory in (list, dict, set, frozenset, tuple):
         return factory()
     return _NoDefault.UNKNOWN
 
 
 def _avro_default(value: object, node: Json) -> "Json | _NoDefault":
-    """The default of a definition that stands for that of a field."""
+    """The default in the definition for the default of a field."""
     if value is None or isinstance(value, _NoDefault):
         return value
     if isinstance(value, enum.Enum):

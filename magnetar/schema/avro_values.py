@@ -1,8 +1,7 @@
-"""Changes of values along an Avro definition: pure.
+"""Converters of values that follow an Avro definition.  Pure.
 
-Rules: a value is what JSON or Avro libraries give and take: a dict for a record or a map, a list
-for an array, None for null.  A converter is made once for each definition, of what is to be done
-with each kind of leaf; where nothing is to be done there is none.
+A value is a dict for a record or a map, a list for an array, and None for null, as in JSON and Avro
+libraries.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from magnetar.schema.avro_definition import AvroDefinition, Json, RecordShape
 __all__ = ["Leaf", "converter"]
 
 Leaf = Callable[[object], object]
-"""Changes one value.  Raises `ValueError` or `TypeError` for one that does not fit."""
+"""A function that changes one value.  Raises `ValueError` or `TypeError` if it does not fit."""
 
 _ASIS: Final[Leaf] = lambda value: value  # noqa: E731
 
@@ -21,10 +20,10 @@ _ASIS: Final[Leaf] = lambda value: value  # noqa: E731
 def converter(
     definition: AvroDefinition, leaves: Mapping[str, Leaf], *, shaped: bool
 ) -> Leaf | None:
-    """What changes values of that definition; None if there is nothing to change.
+    """Make the function that changes values of a definition; None if there is nothing to change.
 
-    `leaves` are by logical type, Java class, or type; the first that is there counts.  `shaped`:
-    records are filled and thinned by their shapes (`RecordShape`).
+    `leaves` are by logical type, Java class, or type; the first one found is used.  With `shaped`,
+    fields of records are filled and dropped by their `RecordShape`.
     """
     shapes = definition.shapes if shaped else {}
     builder = _Builder(leaves, shapes)
@@ -40,7 +39,7 @@ class _Builder:
         self.changes_something = any(shape.fill or shape.drop for shape in shapes.values())
 
     def node(self, node: Json) -> Leaf:
-        """What changes a value of that type."""
+        """The function that changes a value of this type."""
         if isinstance(node, list):
             branches = [branch for branch in node if branch != "null"]
             return _nullable(self.node(branches[0])) if len(branches) == 1 else _ASIS
@@ -63,7 +62,7 @@ class _Builder:
         return change
 
     def _marked(self, kind: str, node: dict[str, Json]) -> Leaf:
-        """A type with what is said of it."""
+        """The function for a type with a logical type or a Java class."""
         for key in (node.get("logicalType"), node.get("java-class")):
             if isinstance(key, str) and key in self._leaves:
                 return self._leaf(key)
@@ -86,7 +85,7 @@ class _Builder:
         if name in named:
 
             def later(value: object) -> object:
-                # Looked up when it is used: a record may be inside of itself.
+                # Looked up when it is used, as a record may contain itself.
                 return named[name](value)
 
             return later

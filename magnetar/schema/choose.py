@@ -1,9 +1,4 @@
-"""`schema_for`: the schema that stands for a Python type.
-
-Rules: bytes and text are themselves, `int` and `float` numbers of 64 bits; dataclasses, pydantic
-models and typed dicts are JSON; protobuf messages are PROTOBUF, the form that Java's v5 client has.
-A schema stands for itself.  What makes schemas of types is loaded when there is such a type.
-"""
+"""`schema_for`: the schema of a Python type."""
 
 import types
 from collections.abc import Mapping
@@ -25,7 +20,12 @@ _SIMPLE: Final[Mapping[type, object]] = types.MappingProxyType(
 
 
 def schema_for(given: Schema[T] | type[T]) -> Schema[T]:
-    """Raises `InvalidArgument` for a type that no schema stands for."""
+    """The schema of a type, or the given schema itself.
+
+    Bytes and text are themselves, `int` and `float` numbers of 64 bits.  Dataclasses, pydantic
+    models and typed dicts are JSON.  Protobuf messages are PROTOBUF, the form of Java's v5 client.
+    Raises `InvalidArgument` for other types.
+    """
     if isinstance(given, Schema):
         return given
     if isinstance(given, type):

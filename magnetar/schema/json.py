@@ -1,13 +1,4 @@
-"""JSON of dataclasses, pydantic models and typed dicts, as the stock Java client has it.
-
-Rules:
-
-- Brokers are told an Avro definition, by which they compare a schema with those before it.  The
-  payload itself has no version: what is left out takes its default, what is not known is ignored.
-- Bytes are base64 (of the standard alphabet); moments are ISO 8601, and are read as the numbers
-  and lists, too, that Java writes.
-- What Java leaves out because it is null is None here.
-"""
+"""`JsonSchema`: JSON of dataclasses, pydantic models and typed dicts, as of the Java client."""
 
 import base64
 import datetime
@@ -34,7 +25,7 @@ INT_LIMIT: Final = 2**31
 
 
 def properties_of(always_allow_null: bool) -> list[pb.KeyValue]:
-    """What the Java client says of definitions that it has made of classes."""
+    """The properties that the Java client sets for definitions of its classes."""
     return [
         pb.KeyValue(key="__alwaysAllowNull", value=str(always_allow_null).lower()),
         pb.KeyValue(key="__jsr310ConversionEnabled", value="false"),
@@ -42,12 +33,12 @@ def properties_of(always_allow_null: bool) -> list[pb.KeyValue]:
 
 
 def adapter_of(kind: type[T]) -> pydantic.TypeAdapter[T]:
-    """What validates and serializes values of a type.  Raises `InvalidArgument`."""
+    """The object that validates and serializes values of a type.  Raises `InvalidArgument`."""
     try:
         return pydantic.TypeAdapter(kind)
     except pydantic.errors.PydanticUserError as error:
         raise InvalidArgument(
-            f"{kind.__name__} cannot be checked ({error}); mend the type, or use another one."
+            f"{kind.__name__} cannot be checked ({error}); correct the type, or use another one."
         ) from error
 
 
@@ -108,11 +99,16 @@ _READ: Final[Mapping[str, Leaf]] = types.MappingProxyType(
 _READ_EXACTLY: Final[Mapping[str, Leaf]] = types.MappingProxyType(
     {**_READ, DECIMAL: _same, "float": _to_float, "double": _to_float}
 )
-"""Where there are decimal numbers: all numbers are read as such at first."""
+"""The conversions for types with decimal numbers: all numbers are parsed as decimals first."""
 
 
 class JsonSchema(Schema[T]):
-    """Encodes dataclasses, pydantic models and typed dicts as the official Java client does."""
+    """Encodes dataclasses, pydantic models and typed dicts as the Java client does.
+
+    Bytes are base64 (standard alphabet).  Datetimes are written as ISO 8601, and also read as the
+    numbers and lists that Java writes.  A field that is left out takes its default, or None if Java
+    leaves it out for null; unknown fields are ignored.
+    """
 
     def __init__(
         self, kind: type[T], *, namespace: str | None = None, always_allow_null: bool = True
@@ -131,16 +127,16 @@ class JsonSchema(Schema[T]):
         leaves = _READ_EXACTLY if exactly else _READ
         self._read = converter(definition, leaves, shaped=True)
         self._parse_float = decimal.Decimal if exactly else float
-        # Only what Java leaves out is different: tried without a look at it first.
+        # Only fields that Java leaves out need a conversion, so decoding first tries without it.
         self._read_plainly = converter(definition, leaves, shaped=False) is None
 
     @property
     def info(self) -> pb.Schema:
-        """An Avro definition."""
+        """The Avro definition by which brokers compare schemas."""
         return self._info
 
     def encode(self, value: T) -> bytes:
-        """Raises `InvalidArgument` if fields of the value are of other types than they say."""
+        """Encode a value.  Raises `InvalidArgument` if a field does not have its declared type."""
         try:
             if self._written is None:
                 return self._adapter.dump_json(value, by_alias=True, warnings="error")
@@ -153,7 +149,7 @@ class JsonSchema(Schema[T]):
             ) from error
 
     def decode(self, data: bytes, version: bytes | None = None) -> T:
-        """Raises `InvalidMessage`."""
+        """Decode a payload.  Raises `InvalidMessage`."""
         try:
             if self._read is None:
                 return self._adapter.validate_json(data)
@@ -161,13 +157,13 @@ class JsonSchema(Schema[T]):
                 try:
                     return self._adapter.validate_json(data)
                 except pydantic.ValidationError:
-                    pass  # tells below what is wrong, if it is not what Java leaves out
+                    pass  # The decoding below raises, unless only fields were left out.
             plain = self._read(json.loads(data, parse_float=self._parse_float))
             return self._adapter.validate_python(plain)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise InvalidMessage(
                 f"A message is no JSON of {self._name} ({error}); "
-                "read the topic with a type that goes with what was written."
+                "read the topic with a type that is compatible with the written messages."
             ) from error
 
 

@@ -1,8 +1,4 @@
-"""Schemas of single values: bytes, text, truth, numbers.
-
-Rules: the bytes are the stock Java client's: UTF-8, one byte for a truth, numbers big-endian of
-fixed width.  Brokers are told nothing of `BYTES`, which goes with any schema of a topic.
-"""
+"""Schemas of single values: bytes, text, booleans and numbers, in the bytes of the Java client."""
 
 import struct
 from collections.abc import Callable
@@ -31,15 +27,15 @@ P = TypeVar("P")
 
 
 class BytesSchema(Schema[bytes]):
-    """Bytes as they are."""
+    """Bytes as they are; compatible with every schema of a topic."""
 
     @property
     def info(self) -> pb.Schema | None:
-        """None: brokers check nothing."""
+        """None, so that brokers check nothing."""
         return None
 
     def encode(self, value: bytes | bytearray | memoryview) -> bytes:
-        """The same bytes."""
+        """Return the same bytes.  Raises `InvalidArgument` for any other value."""
         if isinstance(value, bytes):
             return value
         if isinstance(value, bytearray | memoryview):
@@ -50,12 +46,12 @@ class BytesSchema(Schema[bytes]):
         )
 
     def decode(self, data: bytes, version: bytes | None = None) -> bytes:
-        """The same bytes."""
+        """Return the same bytes."""
         return data
 
 
 class PlainSchema(Schema[P]):
-    """A schema that is known by its type alone."""
+    """A schema that has only a type, no definition."""
 
     def __init__(
         self,
@@ -70,11 +66,11 @@ class PlainSchema(Schema[P]):
 
     @property
     def info(self) -> pb.Schema:
-        """Name and type."""
+        """The name and the type, for the broker."""
         return self._info
 
     def encode(self, value: P) -> bytes:
-        """Raises `InvalidArgument` for values of another type or out of range."""
+        """Encode a value.  Raises `InvalidArgument` for another type or out of range."""
         try:
             return self._encode(value)
         except (TypeError, ValueError, OverflowError, AttributeError, struct.error) as error:
@@ -84,7 +80,7 @@ class PlainSchema(Schema[P]):
             ) from error
 
     def decode(self, data: bytes, version: bytes | None = None) -> P:
-        """Raises `InvalidMessage` for bytes of another length, or text that is not UTF-8."""
+        """Decode a payload.  Raises `InvalidMessage` for a wrong length, or text not in UTF-8."""
         try:
             return self._decode(data)
         except (ValueError, struct.error) as error:

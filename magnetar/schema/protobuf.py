@@ -1,12 +1,4 @@
-"""Protobuf messages, as the stock Java client's `Schema.protobuf` and `PROTOBUF_NATIVE` have them.
-
-Rules:
-
-- The payload is the message's own encoding; proto's own rules say what goes with what.
-- The form `PROTOBUF`, the only one of Java's v5 client, tells brokers an Avro definition of the
-  message; the form `PROTOBUF_NATIVE` the descriptors of its files.  Both are Java's byte for byte,
-  because brokers compare them so.
-"""
+"""`ProtobufSchema`: Protobuf messages, in the forms PROTOBUF and PROTOBUF_NATIVE."""
 
 import base64
 from collections.abc import Iterable
@@ -34,7 +26,12 @@ FIRST_TABLE: Final = 16
 
 
 class ProtobufSchema(Schema[M]):
-    """Encodes Protobuf messages, as the official Java client does."""
+    """Encodes Protobuf messages as the Java client does.
+
+    The payload is the message's own encoding.  Brokers get an Avro definition of the message in the
+    form PROTOBUF, the only one of Java's v5 client, and the descriptors of its files in the form
+    PROTOBUF_NATIVE.  Both are Java's byte for byte, because brokers compare them.
+    """
 
     def __init__(self, kind: type[M], *, native: bool = False) -> None:
         descriptor = cast("Descriptor", kind.DESCRIPTOR)
@@ -51,11 +48,11 @@ class ProtobufSchema(Schema[M]):
 
     @property
     def info(self) -> pb.Schema:
-        """An Avro definition, or descriptors."""
+        """The Avro definition, or the descriptors, for the broker."""
         return self._info
 
     def encode(self, value: M) -> bytes:
-        """Raises `InvalidArgument` for other messages, and without required fields."""
+        """Encode a message.  Raises `InvalidArgument` for another type or missing fields."""
         if not isinstance(value, self._kind):
             raise InvalidArgument(
                 f"This is of type {type(value).__name__}, not {self._kind.__name__}; "
@@ -69,7 +66,7 @@ class ProtobufSchema(Schema[M]):
             ) from error
 
     def decode(self, data: bytes, version: bytes | None = None) -> M:
-        """Raises `InvalidMessage`."""
+        """Decode a payload.  Raises `InvalidMessage`."""
         try:
             value = self._kind.FromString(data)
             if not value.IsInitialized():
@@ -83,10 +80,10 @@ class ProtobufSchema(Schema[M]):
 
 
 def protobuf_of(kind: type[M], *, native: bool = False) -> ProtobufSchema[M]:
-    """The schema of a message class; `native`: in the form `PROTOBUF_NATIVE`.
+    """The schema of a message class, with `native` in the form PROTOBUF_NATIVE.
 
-    A topic has one of both forms.  Raises `InvalidArgument` for messages that Java has no
-    definition for (groups).
+    A topic has one of the two forms.  Raises `InvalidArgument` for messages with groups, for which
+    Java has no definition.
     """
     return ProtobufSchema(kind, native=native)
 
@@ -113,10 +110,10 @@ def _native(descriptor: Descriptor) -> bytes:
 
 
 def _in_java_order(names: Iterable[str]) -> list[str]:
-    """The order in which a hash map of Java walks through texts.
+    """The texts in the order of a Java hash map.
 
-    Buckets are chosen by the low bits of the hash, mixed with its high half; texts of one bucket
-    stay in the order in which they came.
+    The low bits of the hash, mixed with its high half, choose the bucket; texts of one bucket stay
+    in their order.
     """
     listed = list(names)
     buckets = FIRST_TABLE

@@ -1,14 +1,4 @@
-"""The Avro definition that Java's Avro library makes of a protobuf message.  Pure.
-
-Rules:
-
-- A record is named after the message, its namespace is where the Java class is: the file's Java
-  package (else its package), then the outer class unless the file is cut into many (its name is
-  set, or made of the file's), then the messages around it, joined by `$`.
-- Every field but a required one has a default: its own, else zero, the empty text, the empty list,
-  the first symbol; of a message null.  Maps are lists of entries, a choice is its fields.
-- A name is said in full where it differs from the namespace around it.
-"""
+"""The Avro definition that Java's Avro library makes of a protobuf message.  Pure."""
 
 import re
 from typing import Final
@@ -34,7 +24,11 @@ _SIMPLE: Final[dict[int, Json]] = {
 
 
 def avro_definition_of(descriptor: Descriptor) -> Json:
-    """Raises `InvalidArgument` for groups, which Java has no definition for."""
+    """The definition of a message.  Raises `InvalidArgument` for groups, which Java cannot define.
+
+    A record has the name of the message.  Each field but a required one has a default.  Maps are
+    lists of entries, and a `oneof` is its fields.
+    """
     return _Builder().message(descriptor, around="")
 
 
@@ -43,7 +37,7 @@ class _Builder:
         self._seen: set[str] = set()
 
     def message(self, descriptor: Descriptor, around: str) -> Json:
-        """The definition, or the name if it has been defined."""
+        """The definition, or the name if it is defined already."""
         space = _namespace(descriptor.file, descriptor.containing_type)
         node = self._named(descriptor.full_name, descriptor.name, space, around)
         if node is None:
@@ -89,7 +83,7 @@ class _Builder:
         return {"type": "enum"} | node | {"symbols": symbols}
 
     def _named(self, full_name: str, name: str, space: str, around: str) -> dict[str, Json] | None:
-        """Name and namespace; None at a second time."""
+        """The name, and the namespace if it differs from that around; None if already defined."""
         if full_name in self._seen:
             return None
         self._seen.add(full_name)
@@ -101,6 +95,7 @@ def _reference(name: str, space: str, around: str) -> str:
 
 
 def _namespace(file: FileDescriptor, outside: Descriptor | None) -> str:
+    """The place of the Java class: package, outer class, then enclosing messages joined by `$`."""
     options = FileOptions()
     file_options = file.GetOptions()
     if isinstance(file_options, FileOptions):

@@ -1,15 +1,4 @@
-"""`Schema[T]`: how values of T become the bytes of messages, and what the broker is told of it.
-
-Rules:
-
-- `encode` raises `InvalidArgument` for a value that does not fit, `decode` raises `InvalidMessage`
-  for bytes that are none of T.  Neither waits.
-- A schema holds nothing of a topic, so one may serve many.  A consumer asks it for its own of one
-  topic (`of_topic`) and decodes with that.
-- What was written with another version of a schema may need that version to be read.  Before it
-  decodes, a consumer asks `knows(version)`, and awaits `learn(version)` if it does not.
-- `info` is what PRODUCER and SUBSCRIBE carry: None where brokers are told nothing.
-"""
+"""`Schema[T]`: encodes values of T as payloads, decodes them, and describes T to brokers."""
 
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
@@ -22,44 +11,49 @@ T = TypeVar("T")
 
 
 class WriterSchemas(Protocol):
-    """The schemas that a topic had and has."""
+    """All versions of a topic's schema."""
 
     async def of_version(self, version: bytes) -> pb.Schema:
-        """The schema of that version (8 bytes, as messages carry it).
+        """The schema of a version (8 bytes, as in messages).
 
-        Raises `InvalidMessage` if the broker has no such version, and what a request may raise.
+        Raises `InvalidMessage` if the broker has no such version, and the errors of a request.
         """
 
 
 class Schema(ABC, Generic[T]):
-    """Encodes and decodes values of a type, and describes the type to the broker."""
+    """Encodes and decodes values of a type, and describes the type to the broker.
+
+    A schema has no state of a topic, so it can serve many.  A consumer decodes with the schema that
+    `of_topic` returns.  Before it decodes a message it calls `knows` with the message's version,
+    and awaits `learn` if the version is not known.
+    """
 
     @property
     @abstractmethod
     def info(self) -> pb.Schema | None:
-        """What the broker is told."""
+        """The schema in PRODUCER and SUBSCRIBE; None if the broker gets none."""
 
     @abstractmethod
     def encode(self, value: T) -> bytes:
-        """The payload of a message.  Raises `InvalidArgument`."""
+        """Encode a value as a payload, without waiting.  Raises `InvalidArgument`."""
 
     @abstractmethod
     def decode(self, data: bytes, version: bytes | None = None) -> T:
-        """The value of a payload that was written with that version of the topic's schema.
+        """Decode a payload that was written with this version of the topic's schema.
 
-        Raises `InvalidMessage`.
+        Does not wait.  Raises `InvalidMessage`.
         """
 
     def of_topic(self, writers: WriterSchemas) -> "Schema[T]":
-        """This schema for the messages of one topic; itself if it reads all versions alike."""
+        """This schema for one topic; itself if it reads all versions alike."""
         return self
 
     def knows(self, version: bytes | None) -> bool:
-        """Whether messages of that version can be decoded now."""
+        """Whether messages of this version can be decoded now."""
         return True
 
     async def learn(self, version: bytes) -> None:
-        """Until it is known how to decode messages of that version, or why they cannot be.
+        """Fetch what decoding messages of this version needs.
 
-        Raises what a request may raise.
+        Raises the errors of a request.  If the version cannot be decoded, `decode` raises that.
         """

@@ -1,12 +1,4 @@
-"""`SchemaReader`: the schemas that a topic had, fetched by version, once.
-
-Rules:
-
-- Any broker is asked (GET_SCHEMA): a history is the topic's, not a segment's.
-- Who asks for a version that is being fetched waits for the same answer; whoever stops waiting
-  leaves the others undisturbed.  A fetch that failed is forgotten, and tried anew by the next one.
-- What is fetched is kept, for a bounded number of versions: versions never change.
-"""
+"""`SchemaReader`, which fetches the schemas of a topic by version."""
 
 import asyncio
 from functools import partial
@@ -22,19 +14,21 @@ __all__ = ["SchemaReader"]
 
 
 class SchemaReader:
-    """Fetches the schemas of a topic by version, each once. It is a `WriterSchemas`."""
+    """Fetches the schemas of a topic by version, each once.  It is a `WriterSchemas`.
+
+    Tasks that need the same version wait for the same request; cancelling one of them does not stop
+    it.  A failed request is sent again for the next task.  Versions never change, so up to
+    MAX_WRITER_SCHEMAS are kept.
+    """
 
     def __init__(self, context: ClientContext, topic: str) -> None:
-        """Of a topic, or of any of its segments."""
+        """`topic` is a topic, or any of its segments."""
         self._context = context
         self._topic = topic
         self._fetches: dict[bytes, asyncio.Task[pb.Schema]] = {}
 
     async def of_version(self, version: bytes) -> pb.Schema:
-        """The schema of a version, as messages carry it.
-
-        Raises `InvalidMessage` if the broker has no such version, and what a request may raise.
-        """
+        """See `WriterSchemas.of_version`."""
         fetch = self._fetches.get(version)
         if fetch is None:
             while len(self._fetches) >= MAX_WRITER_SCHEMAS:
@@ -45,9 +39,9 @@ class SchemaReader:
         return await finished(fetch)
 
     async def newest(self) -> pb.Schema:
-        """The schema that the topic has now; asked for each time.
+        """Fetch the present schema of the topic.
 
-        Raises `TopicNotFound` if it has none, and what a request may raise.
+        Raises `TopicNotFound` if it has none, and the errors of a request.
         """
         return await self._answer(None)
 
@@ -62,7 +56,7 @@ class SchemaReader:
         except TopicNotFound as error:
             raise InvalidMessage(
                 f"A message of {self._topic} was written with the schema version {version.hex()}, "
-                "which its broker does not have; look whether the topic's schemas were deleted."
+                "which its broker does not have; check whether the topic's schemas were deleted."
             ) from error
 
     async def _answer(self, version: bytes | None) -> pb.Schema:

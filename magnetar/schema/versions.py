@@ -1,9 +1,4 @@
-"""What a reader knows of the schemas that a topic's messages were written with.
-
-Rules: a version is learnt once, and what was made of it is kept, for a bounded number of versions.
-One that cannot be used is known, too: its messages raise why when they are decoded, so that they
-can be handed out, looked at and acknowledged.  A failed request is no knowledge, and is raised.
-"""
+"""`Versions`: the decoders of a reader for each version of a topic's schema."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -19,25 +14,26 @@ R = TypeVar("R")
 
 
 class Versions(Generic[R]):
-    """The decoders of a reader, one for each version of the schema.
+    """The decoders of a reader, of type R, one for each version of the schema.
 
-    R is what decodes messages of a version.
+    Up to MAX_WRITER_SCHEMAS are kept.  A version that cannot be used is kept with its error, which
+    decoding raises, so that its messages can be handed out and acknowledged.
     """
 
     __slots__ = ("_known", "_make", "_writers")
 
     def __init__(self, writers: WriterSchemas, make: Callable[[pb.Schema], R]) -> None:
-        """`make` may raise `InvalidMessage` for a schema that cannot be used."""
+        """`make` makes a decoder; it raises `InvalidMessage` for a schema that cannot be used."""
         self._writers = writers
         self._make = make
         self._known: dict[bytes, R | InvalidMessage] = {}
 
     def knows(self, version: bytes | None) -> bool:
-        """Whether it was learnt; messages without a version need nothing."""
+        """Whether a version was fetched; messages without one need nothing."""
         return not version or version in self._known
 
     async def learn(self, version: bytes) -> None:
-        """Fetch it, unless it is known.  Raises what a request may raise."""
+        """Fetch a version, unless it is known.  Raises the errors of a request."""
         if self.knows(version):
             return
         known: R | InvalidMessage
@@ -50,7 +46,7 @@ class Versions(Generic[R]):
         self._known[version] = known
 
     def of(self, version: bytes) -> R:
-        """What decodes messages of it.  Raises `InvalidMessage` if nothing does."""
+        """The decoder of a version.  Raises `InvalidMessage` if there is none."""
         known = self._known.get(version)
         if known is None:
             raise InvalidMessage(

@@ -1,4 +1,4 @@
-"""The synchronous face of the client: the same objects, for threads instead of tasks.
+"""The client for threads: the same objects, without asyncio.
 
 with magnetar.sync.connect("pulsar://localhost:6650") as client:
     with client.producer("orders", schema=str) as producer:

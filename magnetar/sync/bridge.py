@@ -1,14 +1,4 @@
-"""One background thread with one event loop, and calls to it from any other thread.
-
-Rules: a call runs as a task on the loop while its thread waits.  A caller that is interrupted (by
-KeyboardInterrupt, say) takes its task with it: the task is cancelled, and the interruption goes on
-once the task has ended, or after `SYNC_CANCEL_WAIT_S`.  What a task brought in that very moment
-is not thrown away: it goes to `unclaimed`.  After `close` every call, also one that is waiting,
-ends with `AlreadyClosed`.  A bridge that is not closed ends by itself when nothing refers to it any
-more, at the latest when the interpreter ends; in any case what was given to `at_end` is awaited
-before.  The thread is a daemon.  A bridge belongs to the process that made it: after a fork the
-child's calls are refused, and its end leaves the parent's connections alone.
-"""
+"""`Bridge`: a background thread with an event loop, and calls to it from other threads."""
 
 import asyncio
 import concurrent.futures
@@ -30,11 +20,11 @@ P = ParamSpec("P")
 
 
 class ClosedAfterwards(ABC):
-    """What `with` gives as it is, and closes."""
+    """An object that `with` returns as it is, and closes at the end of the block."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it.  Idempotent."""
+        """Close it.  Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,7 +39,16 @@ class ClosedAfterwards(ABC):
 
 
 class Bridge:
-    """A thread with a loop, running from the moment it is made until `close`."""
+    """A daemon thread with an event loop, which runs until `close`.
+
+    A call runs as a task on the loop while its thread waits.  If the caller is interrupted (by
+    KeyboardInterrupt, say), the task is cancelled, and the interruption goes on when the task has
+    ended, or after SYNC_CANCEL_WAIT_S.  After `close` every call, also a waiting one, raises
+    `AlreadyClosed`.
+
+    A bridge that is not closed ends when it is garbage-collected, or when the interpreter exits.  A
+    bridge belongs to the process that made it: calls after a fork are refused.
+    """
 
     def __init__(self, name: str = "magnetar") -> None:
         self._lock = threading.Lock()
@@ -59,9 +58,9 @@ class Bridge:
         self._end = weakref.finalize(self, self._life.end)
 
     def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await `function(...)` on the loop; its result or its error.
+        """Await `function(...)` on the loop; returns its result or raises its error.
 
-        Raises AlreadyClosed, and ClientError on the loop's own thread or after a fork.
+        Raises `AlreadyClosed`, and `ClientError` on the loop's own thread or after a fork.
         """
         return self._await(lambda: function(*args, **kwargs), None)
 
@@ -72,11 +71,11 @@ class Bridge:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `run`; a result that comes while the caller is interrupted goes to `unclaimed`."""
+        """Like `run`; passes a result that comes while the caller is interrupted to `unclaimed`."""
         return self._await(lambda: function(*args, **kwargs), unclaimed)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function(...)`, which waits for nothing, on the loop; its result or its error."""
+        """Call `function(...)`, which must not wait, on the loop; returns or raises like `run`."""
 
         async def called() -> T:
             return function(*args, **kwargs)
@@ -84,9 +83,9 @@ class Bridge:
         return self.run(called)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call it on the loop, in the order of these calls, and wait for nothing.
+        """Schedule a callback on the loop, in the order of these calls, without waiting.
 
-        Raises AlreadyClosed, and ClientError after a fork.
+        Raises `AlreadyClosed`, and `ClientError` after a fork.
         """
         self.check_process()
         with self._lock:
@@ -94,13 +93,13 @@ class Bridge:
             self._loop.call_soon_threadsafe(callback)
 
     def at_end(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Await it on the loop, while that still runs, when the bridge ends.  One at most."""
+        """Set the function that is awaited on the loop when the bridge ends."""
         self._life.at_end = function
 
     def close(self) -> None:
-        """End the loop and its thread.  Idempotent; waits, but not long."""
+        """End the loop and its thread; waits up to SYNC_CLOSE_S.  Idempotent."""
         if not self._life.is_here:
-            return  # Nor may the lock be touched: the parent had it, perhaps.
+            return  # The lock must not be touched: the parent may have held it at the fork.
         with self._lock:
             self._closed = True
         self._life.end()
@@ -122,23 +121,23 @@ class Bridge:
             raise
 
     def check_process(self) -> None:
-        """Raises ClientError after a fork."""
+        """Raises `ClientError` after a fork."""
         if not self._life.is_here:
             raise ClientError(
-                "This client was connected before the process forked, and its thread is not in "
-                "the child: connect a client of its own in each process."
+                "This client was connected before the process forked, and its thread does not "
+                "exist in the child: connect a client in each process."
             )
 
     def _check_caller(self) -> None:
         self.check_process()
         if self._life.on_its_thread:
             raise ClientError(
-                "A callback on the client's own thread would wait for itself: hand the call to "
-                "a thread of yours."
+                "A callback on the client's own thread would wait for itself: make the call on "
+                "another thread."
             )
 
     def _give_up(self, call: "_Call[T]", unclaimed: Callable[[T], None] | None) -> None:
-        """The caller is interrupted: end the task, and wait until it has ended."""
+        """Cancel the task of an interrupted caller, and wait until it has ended."""
         try:
             self.soon(call.cancel)
         except AlreadyClosed:
@@ -149,11 +148,8 @@ class Bridge:
 
 
 def outcome_of(future: "concurrent.futures.Future[T]") -> T:
-    """The result of a future, or its error; waits for it without being deaf to Ctrl-C.
-
-    A signal that comes in the instant before a thread begins to wait for a lock is noticed only
-    when that ends, so it waits again and again.
-    """
+    """Wait for a future, so that Ctrl-C takes effect; returns its result or raises its error."""
+    # A signal in the instant before a thread begins to wait is noticed only when the wait ends.
     while True:
         try:
             return future.result(SYNC_NOTICE_S)
@@ -163,7 +159,7 @@ def outcome_of(future: "concurrent.futures.Future[T]") -> T:
 
 
 class _Call(Generic[T]):
-    """One task on the loop.  `outcome` is done when the task has ended, however it ended."""
+    """One task on the loop.  `outcome` is done when the task has ended, in any way."""
 
     __slots__ = ("_loop", "_make", "_task", "outcome")
 
@@ -180,7 +176,7 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        else:  # Interrupted before `start` was handed over: it never comes.
+        else:  # Interrupted before `start` was scheduled, so it will never run.
             self.outcome.set_exception(AlreadyClosed("The call was interrupted."))
 
     async def _awaited(self) -> T:
@@ -200,7 +196,7 @@ class _Call(Generic[T]):
 
 
 class _Life:
-    """The thread and its loop.  It does not know the bridge, so that this can be forgotten."""
+    """The thread and its loop.  It has no reference to the bridge, which thus can be collected."""
 
     def __init__(self, name: str) -> None:
         self.at_end: Callable[[], Awaitable[None]] | None = None
@@ -223,7 +219,7 @@ class _Life:
         return threading.get_ident() == self._thread.ident
 
     def end(self) -> None:
-        """Tell the loop to end, and wait until it has, but not long.  Idempotent."""
+        """Stop the loop, and wait for its end, up to SYNC_CLOSE_S.  Idempotent."""
         if not self.is_here:
             return
         try:
@@ -234,7 +230,7 @@ class _Life:
             self._thread.join(SYNC_CLOSE_S)
 
     def _serve(self) -> None:
-        """The thread: runs the loop until it is told to stop, then what was cancelled."""
+        """Run the loop until it is stopped, and then the tasks that this cancels."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._until_stopped())
 

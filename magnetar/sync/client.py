@@ -1,7 +1,4 @@
-"""The client for threads: a client for tasks on a thread of its own.
-
-What it opens is open when the call returns, and is closed at the latest with the client. What was
-opened for a caller who is interrupted (by Ctrl-C, say) is closed again.
+"""The client for threads: an asyncio client on a thread of its own.
 
 Generated from magnetar/client.py by `make sync`: edit that file.
 """
@@ -40,7 +37,7 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
-    """Connect to the brokers at `url`, as `magnetar.connect` does, and wait until that is done.
+    """Connect to the brokers at `url`; see `magnetar.connect`.
 
     To be used by `with`, or closed.
     """
@@ -54,7 +51,11 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
 
 
 class Client(ClosedAfterwards):
-    """As `magnetar.Client`, for threads: any of them may use it. Made by `connect`."""
+    """A `magnetar.Client` for threads; any thread may use it. Made by `connect`.
+
+    Objects that it returns are open, and are closed with the client at the latest. If the caller is
+    interrupted while one is opened (by Ctrl-C, say), it is closed again.
+    """
 
     def __init__(self, bridge: Bridge, core: magnetar.Client) -> None:
         self._bridge = bridge
@@ -74,11 +75,11 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[ProducerOptions],
     ) -> Producer[Any]:
-        """Writes to a topic.  Settings are those of `ProducerSettings`.
+        """Open a producer, which writes to a topic.  Settings are those of `ProducerSettings`.
 
-        `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it; what is
-        missing is made if the broker may.  `schema` is one, or a type that chooses it: `bytes`,
-        `str`, a dataclass, a pydantic model, a protobuf message.
+        `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it.  A topic
+        that is missing is created if the broker allows it.  `schema` is a schema, or a type that
+        chooses it: `bytes`, `str`, a dataclass, a pydantic model, a protobuf message.
         """
         opening = self._core.producer(topic, schema=schema, **settings)
         return Producer(self._bridge, self._opened(opening))
@@ -125,11 +126,11 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[QueueOptions],
     ) -> QueueConsumer[Any]:
-        """Shares the messages of a topic with others of its subscription, in no order.
+        """Open a consumer that shares a topic's messages with others of its subscription.
 
-        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
-        have these `properties`, also of those that are made later.  Settings are those of
-        `QueueSettings`; `schema` is as for `producer`.
+        The messages come in no order.  With a `namespace` ("tenant/namespace") instead of a topic,
+        it consumes all scalable topics of it that have these `properties`, also those created
+        later.  Settings are those of `QueueSettings`; `schema` is as for `producer`.
         """
         opening = self._core.queue_consumer(  # type: ignore[call-overload]
             topic,
@@ -183,11 +184,11 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[StreamOptions],
     ) -> StreamConsumer[Any]:
-        """Reads its share of a topic's segments, the messages of each key in order.
+        """Open a consumer that reads its share of a topic's segments.
 
-        With a `namespace` ("tenant/namespace") instead of a topic: of all its scalable topics that
-        have these `properties`, also of those that are made later.  Settings are those of
-        `StreamSettings`; `schema` is as for `producer`.
+        The messages of each key come in order.  With a `namespace` ("tenant/namespace") instead of
+        a topic, it consumes all scalable topics of it that have these `properties`, also those
+        created later.  Settings are those of `StreamSettings`; `schema` is as for `producer`.
         """
         opening = self._core.stream_consumer(  # type: ignore[call-overload]
             topic,
@@ -227,10 +228,11 @@ class Client(ClosedAfterwards):
         group: str | None = None,
         **settings: Unpack[CheckpointOptions],
     ) -> CheckpointConsumer[Any]:
-        """Reads a topic from a checkpoint on; where it is, the application keeps.
+        """Open a consumer that reads a topic from a checkpoint on.
 
-        With a `group` it reads its share of the segments, else all of them.  Settings are those of
-        `CheckpointSettings`; `schema` is as for `producer`.
+        The application stores its checkpoints.  With a `group` it reads its share of the segments,
+        else all of them.  Settings are those of `CheckpointSettings`; `schema` is as for
+        `producer`.
         """
         opening = self._core.checkpoint_consumer(
             topic, schema=schema, start=start, group=group, **settings
@@ -240,10 +242,10 @@ class Client(ClosedAfterwards):
     def transaction(
         self, *, timeout_s: float = 60.0, key: TransactionKey | None = None
     ) -> Transaction:
-        """What is sent and acknowledged in it happens as one, or not at all.
+        """Open a transaction: all that is sent and acknowledged in it takes effect, or nothing.
 
-        `with` commits it, or aborts it on an error.  The broker aborts it by itself after
-        `timeout_s`.  `key`: under which nobody with an older epoch can have one any more.  Opening
+        `with` commits it, or aborts it on an error.  The broker aborts it after `timeout_s`.
+        With a transaction `key`, holders of older epochs of that key can no longer commit.  Opening
         it raises `NotSupported` and `NotAllowed` where there are no transactions, and
         `TransactionKeyFenced`.
         """
@@ -251,36 +253,36 @@ class Client(ClosedAfterwards):
         return Transaction(self._bridge, self._opened(opening))
 
     def begin_transaction(self, *, timeout_s: float = 60.0) -> TxnId:
-        """A transaction that belongs to nobody: whoever knows its id uses it, and ends it.
+        """Begin a transaction that any process can use and end by its id, which is returned.
 
         For work that one process does and another one decides about (`attach_transaction`,
-        `end_transaction`).  The broker aborts it by itself after `timeout_s`; nothing here does.
-        Raises `NotSupported` and `NotAllowed` where there are no transactions.
+        `end_transaction`).  The broker aborts it after `timeout_s`; the client never does.  Raises
+        `NotSupported` and `NotAllowed` where there are no transactions.
         """
         return self._bridge.run(self._core.begin_transaction, timeout_s=timeout_s)
 
     def attach_transaction(self, id: TxnId) -> AttachedTransaction:
-        """Send and acknowledge in a transaction that runs, whoever began it.
+        """Use a running transaction by its id, also one that another process began.
 
-        Nothing is asked for it: whether it is still open shows with what is sent in it.
+        This asks no broker.  Sending in it fails if it is no longer open.
         """
         core = self._bridge.call(self._core.attach_transaction, id)
         return AttachedTransaction(self._bridge, core)
 
     def end_transaction(self, id: TxnId, *, commit: bool) -> None:
-        """Commit or abort a transaction by its id, whoever began it; asking again is fine.
+        """Commit or abort a transaction by its id, also one that another process began.
 
-        What other processes have in it must be settled before it is committed.  Raises
-        `InvalidTransactionStatus` if it has the other end, `TransactionNotFound` where its end is
-        forgotten (or it is somebody else's), and `OperationTimedOut` if the broker has not said how
-        it ended: asking again tells.
+        Calling it again is safe.  Other processes must have their receipts and acknowledgements of
+        it before it is committed.  Raises `InvalidTransactionStatus` if it ended the other way,
+        `TransactionNotFound` if the broker no longer knows it or it belongs to another client, and
+        `OperationTimedOut` if the broker did not answer: call it again to learn how it ended.
         """
         self._bridge.run(self._core.end_transaction, id, commit=commit)
 
     def transaction_key(self, name: str, *, epoch: int = -1) -> TransactionKey:
-        """Open a transaction key (Magnetar's own): whoever had it before is fenced.
+        """Open a transaction key (Magnetar's own), which fences its earlier holder.
 
-        `epoch` is the last one known, -1: none.  Raises `NotSupported` where there are no keys.
+        `epoch` is the last known one, or -1.  Raises `NotSupported` where there are no keys.
         """
         opening = self._core.transaction_key(name, epoch=epoch)
         return TransactionKey(self._bridge, self._opened(opening))
@@ -297,8 +299,8 @@ class Client(ClosedAfterwards):
     def layout(self, topic: str) -> Layout:
         """The segments of a topic now, active and sealed.
 
-        Raises `TopicNotFound`, `NotSupported` where there are no scalable topics, and after the
-        operation timeout why it could not be told.
+        Raises `TopicNotFound`, `NotSupported` where there are no scalable topics, and the last
+        error after the operation timeout.
         """
         return self._bridge.run(self._core.layout, topic)
 
@@ -313,15 +315,16 @@ class Client(ClosedAfterwards):
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
-        """How far a segment may be read from `start` (None: its first entry) on.
+        """Plan a range of a segment to read, from `start` (None: its first entry) on.
 
-        `segment_topic` is `Segment.topic` of a layout.  The range ends at `end`, the horizon, or
-        where a bound is reached, whichever is first, and has one entry at least if there is one.
-        The publish times move its start, to the first entry that was published then or later, and
-        bound its end, before the first such entry.
+        `segment_topic` is `Segment.topic` of a layout.  The range ends at `end`, at the max read
+        position, or where a bound is reached, whichever is first.  It has at least one entry if
+        there is one.  `from_publish_time_ms` moves its start to the first entry published then or
+        later; `before_publish_time_ms` ends it before the first such entry.
 
-        Brokers without segment reads count nothing, heed no budget, and raise `NotSupported` for
-        times.  Raises `TopicNotFound` for a segment that is gone, `InvalidArgument`.
+        Brokers without segment reads count nothing, ignore `max_messages` and `max_bytes`, and the
+        call raises `NotSupported` for times.  Raises `TopicNotFound` for a segment that no longer
+        exists, and `InvalidArgument`.
         """
         return self._bridge.run(
             self._core.plan_range,
@@ -343,16 +346,16 @@ class Client(ClosedAfterwards):
         raw: bool = False,
         max_bytes: int = READ_BYTES,
     ) -> Generator[list[StoredEntry], None, None]:
-        """The entries of a segment from `start` up to, and without, `end`, as they are stored.
+        """The stored entries of a segment from `start` up to, and without, `end`.
 
-        In lists of `max_bytes` at most, or of one entry, and not more than the broker's largest
-        message has room for; the next list is on its way when one is handed out.  It ends at `end`,
-        or where nothing may be read any more now.  `raw`: also what may not be read (aborted,
-        beyond the horizon, markers), as each entry's `visibility` says; only where the broker has
-        segment reads.
+        Each list has at most `max_bytes`, or one entry, and at most the size of the broker's
+        largest message; the next list is requested before one is handed out.  The iteration ends at
+        `end`, or where no more can be read now.  `raw` adds entries that consumers do not get
+        (aborted, beyond the max read position, markers), as each entry's `visibility` says; it
+        needs a broker with segment reads.
 
-        Raises, when it is iterated over, `TopicNotFound` for a segment that is gone, and after the
-        operation timeout without an answer why there was none.
+        Iterating raises `TopicNotFound` for a segment that no longer exists, and the last error
+        after the operation timeout without an answer.
         """
         return self._lists_of(
             self._bridge.call(
@@ -361,14 +364,14 @@ class Client(ClosedAfterwards):
         )
 
     def close(self) -> None:
-        """Close what the client has opened, its connections and its thread. Idempotent."""
+        """Close all that the client has opened, its connections and its thread. Idempotent."""
         self._bridge.close()
 
     def _opened(self, opening: Opening[O]) -> O:
         return self._bridge.run_or_hand(self._close_unclaimed, lambda: opening)
 
     def _close_unclaimed(self, opened: Openable) -> None:
-        # Its caller was interrupted, so nobody else would.
+        # Its caller was interrupted, so no one else closes it.
         self._bridge.run(opened.close)
 
     def _lists_of(

@@ -1,8 +1,4 @@
-"""The consumers for threads.
-
-Rules: any thread may use a consumer.  A message that arrives while its caller is interrupted is
-kept and handed out next, so none is lost on the way.  Iterating ends when the consumer is closed.
-"""
+"""The consumers for threads."""
 
 from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator
@@ -19,23 +15,23 @@ from magnetar.sync.transaction import Work
 T = TypeVar("T")
 
 
-class Receiving(Protocol[T]):
-    """What all consumers of the core have."""
+class AsyncConsumer(Protocol[T]):
+    """Any asyncio consumer."""
 
     async def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message."""
+        """Receive the next message."""
 
     async def receive_batch(
         self, max_messages: int, timeout_s: float | None = None
     ) -> list[Message[T]]:
-        """The next messages."""
+        """Receive the next messages."""
 
     async def close(self) -> None:
-        """End it."""
+        """Close it."""
 
 
-class InOrder(Receiving[T], Protocol[T]):
-    """What stream consumers have."""
+class AsyncOrderedConsumer(AsyncConsumer[T], Protocol[T]):
+    """An asyncio stream consumer, of a topic or a namespace."""
 
     def ack(
         self,
@@ -44,15 +40,15 @@ class InOrder(Receiving[T], Protocol[T]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """Acknowledge up to it."""
+        """Acknowledge everything up to a message."""
         ...
 
     def redeliver_unacknowledged(self) -> None:
-        """Hand out again what is not acknowledged."""
+        """Hand out unacknowledged messages again."""
 
 
-class Shared(Receiving[T], Protocol[T]):
-    """What queue consumers have."""
+class AsyncSharedConsumer(AsyncConsumer[T], Protocol[T]):
+    """An asyncio queue consumer, of a topic or a namespace."""
 
     def ack(
         self,
@@ -61,40 +57,44 @@ class Shared(Receiving[T], Protocol[T]):
         transaction: AckTransaction | None = None,
         wait: bool = False,
     ) -> Awaitable[None]:
-        """Acknowledge."""
+        """Acknowledge one message or several."""
         ...
 
     def nack(self, message: Message[T]) -> None:
-        """Have it again later."""
+        """Have a message delivered again later."""
 
 
-class Reading(Receiving[T], Protocol[T]):
-    """What checkpoint consumers have."""
+class AsyncReader(AsyncConsumer[T], Protocol[T]):
+    """An asyncio checkpoint consumer."""
 
     def checkpoint(self) -> Checkpoint:
-        """The place after what was handed out."""
+        """The position after the messages handed out."""
         ...
 
 
 class _Consumer(ClosedAfterwards, Generic[T]):
-    """What all of them do."""
+    """A consumer of any kind; any thread may use it.
 
-    def __init__(self, bridge: Bridge, receiving: Receiving[T]) -> None:
+    A message that arrives while its caller is interrupted is kept, and returned by the next call.
+    Iteration ends when the consumer is closed.
+    """
+
+    def __init__(self, bridge: Bridge, receiving: AsyncConsumer[T]) -> None:
         self._bridge = bridge
         self._receiving = receiving
         self._kept: deque[Message[T]] = deque()
 
     def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message.  Raises OperationTimedOut, and AlreadyClosed."""
+        """Receive the next message.  Raises `OperationTimedOut` and `AlreadyClosed`."""
         try:
             return self._kept.popleft()
         except IndexError:
             return self._bridge.run_or_hand(self._kept.append, self._receiving.receive, timeout_s)
 
     def receive_batch(self, max_messages: int, timeout_s: float | None = None) -> list[Message[T]]:
-        """The messages that are there, at most so many; waits for the first.
+        """Receive the messages that have arrived, at most so many; waits for the first one.
 
-        None came in time: an empty list.
+        Returns an empty list if none came in time.
         """
         kept = self._take_kept(max_messages)
         return kept or self._bridge.run_or_hand(
@@ -102,7 +102,7 @@ class _Consumer(ClosedAfterwards, Generic[T]):
         )
 
     def close(self) -> None:
-        """End it; what is not acknowledged is delivered again to others.  Idempotent."""
+        """Close it; other consumers get messages that are not acknowledged.  Idempotent."""
         try:
             self._bridge.run(self._receiving.close)
         except AlreadyClosed:
@@ -127,9 +127,9 @@ class _Consumer(ClosedAfterwards, Generic[T]):
 
 
 class StreamConsumer(_Consumer[T]):
-    """In order, acknowledged up to a message; see `magnetar.StreamConsumer`."""
+    """A `magnetar.StreamConsumer` for threads: in order, acknowledged up to a message."""
 
-    def __init__(self, bridge: Bridge, core: InOrder[T]) -> None:
+    def __init__(self, bridge: Bridge, core: AsyncOrderedConsumer[T]) -> None:
         super().__init__(bridge, core)
         self._core = core
 
@@ -140,22 +140,22 @@ class StreamConsumer(_Consumer[T]):
         transaction: Work | None = None,
         wait: bool = False,
     ) -> None:
-        """Acknowledge everything up to this message; `wait`: until the broker has confirmed it."""
+        """Acknowledge everything up to this message; with `wait`, await the broker's answer."""
         self._bridge.run(self._core.ack, message, transaction=_core_of(transaction), wait=wait)
 
     def redeliver_unacknowledged(self) -> None:
-        """Have everything again that was handed out and is not acknowledged, in order."""
-        self._bridge.call(self._go_back)
+        """Hand out everything that is not acknowledged again, in order."""
+        self._bridge.call(self._redeliver)
 
-    def _go_back(self) -> None:
+    def _redeliver(self) -> None:
         self._kept.clear()
         self._core.redeliver_unacknowledged()
 
 
 class QueueConsumer(_Consumer[T]):
-    """Shared work, acknowledged one by one; see `magnetar.QueueConsumer`."""
+    """A `magnetar.QueueConsumer` for threads: shared work, acknowledged one by one."""
 
-    def __init__(self, bridge: Bridge, core: Shared[T]) -> None:
+    def __init__(self, bridge: Bridge, core: AsyncSharedConsumer[T]) -> None:
         super().__init__(bridge, core)
         self._core = core
 
@@ -166,7 +166,7 @@ class QueueConsumer(_Consumer[T]):
         transaction: Work | None = None,
         wait: bool = False,
     ) -> None:
-        """Acknowledge one message or several; `wait`: until the broker has confirmed it."""
+        """Acknowledge one message or several; with `wait`, await the broker's answer."""
         self._bridge.run(self._core.ack, message, transaction=_core_of(transaction), wait=wait)
 
     def nack(self, message: Message[T]) -> None:
@@ -176,7 +176,7 @@ class QueueConsumer(_Consumer[T]):
     def unsubscribe(self, *, force: bool = False) -> None:
         """End the subscription, and close; `ConsumerBusy` while others share it, unless `force`.
 
-        Raises `NotSupported` of a namespace.
+        Raises `NotSupported` for a consumer of a namespace.
         """
         if not isinstance(self._core, AsyncQueueConsumer):
             raise NotSupported("A namespace has no subscription of its own: end it topic by topic.")
@@ -184,19 +184,19 @@ class QueueConsumer(_Consumer[T]):
 
 
 class CheckpointConsumer(_Consumer[T]):
-    """Reads without a subscription; see `magnetar.CheckpointConsumer`.
+    """A `magnetar.CheckpointConsumer` for threads: reads without a subscription.
 
-    `checkpoint()` covers nothing that was not returned.  After a caller was interrupted it may, for
-    as long as messages are kept from then, cover less than what was.
+    `checkpoint()` covers only messages that were returned.  After a caller was interrupted it may
+    cover fewer, while messages are kept for the next call.
     """
 
-    def __init__(self, bridge: Bridge, core: Reading[T]) -> None:
+    def __init__(self, bridge: Bridge, core: AsyncReader[T]) -> None:
         super().__init__(bridge, core)
         self._core = core
         self._before_kept: Checkpoint | None = None
 
     def receive(self, timeout_s: float | None = None) -> Message[T]:
-        """The next message.  Raises OperationTimedOut, and AlreadyClosed."""
+        """Receive the next message.  Raises `OperationTimedOut` and `AlreadyClosed`."""
         kept = self._take_kept(1)
         return (
             kept[0]
@@ -205,9 +205,9 @@ class CheckpointConsumer(_Consumer[T]):
         )
 
     def receive_batch(self, max_messages: int, timeout_s: float | None = None) -> list[Message[T]]:
-        """The messages that are there, at most so many; waits for the first.
+        """Receive the messages that have arrived, at most so many; waits for the first one.
 
-        None came in time: an empty list.
+        Returns an empty list if none came in time.
         """
         kept = self._take_kept(max_messages)
         return (
@@ -218,26 +218,26 @@ class CheckpointConsumer(_Consumer[T]):
         )
 
     def checkpoint(self) -> Checkpoint:
-        """The place after everything that was returned."""
-        return self._bridge.call(self._place)
+        """The position after the returned messages."""
+        return self._bridge.call(self._checkpoint)
 
-    def _place(self) -> Checkpoint:
+    def _checkpoint(self) -> Checkpoint:
         if self._before_kept is not None and self._kept:
             return self._before_kept
         return self._core.checkpoint()
 
     async def _received(self, timeout_s: float | None) -> tuple[Checkpoint, list[Message[T]]]:
-        before = self._place()
+        before = self._checkpoint()
         return before, [await self._core.receive(timeout_s)]
 
     async def _received_batch(
         self, max_messages: int, timeout_s: float | None
     ) -> tuple[Checkpoint, list[Message[T]]]:
-        before = self._place()
+        before = self._checkpoint()
         return before, await self._core.receive_batch(max_messages, timeout_s)
 
     def _keep(self, came: tuple[Checkpoint, list[Message[T]]]) -> None:
-        """What came while its caller was interrupted: the next caller gets it."""
+        """Keep messages that came while their caller was interrupted for the next caller."""
         self._before_kept, messages = came
         self._kept.extend(messages)
 

@@ -1,11 +1,4 @@
-"""The producer for threads: what is given to it goes to the loop in order.
-
-Rules: `send` and `send_nowait` of all threads form one queue, so one thread's messages keep their
-order however they are mixed.  The loop is woken once for what has gathered, not for each message.
-At most `messages_max` messages are without receipt; then `send` waits and `send_nowait` raises
-`ProducerQueueFull`.  A future that is cancelled before its message has gone to the loop takes the
-message back; afterwards it cannot be cancelled any more.
-"""
+"""The producer for threads."""
 
 import asyncio
 import concurrent.futures
@@ -31,26 +24,26 @@ T = TypeVar("T")
 
 
 class SendFuture(concurrent.futures.Future[MessageId]):
-    """What becomes of one message; `flush` raises errors that nobody has looked at.
+    """The outcome of one message; `flush` raises errors that were not retrieved from it.
 
-    The transaction looks at those of its messages: its end tells of them.
+    An error of a message in a transaction counts as retrieved: the commit raises it.
     """
 
     looked_at = False
 
     def result(self, timeout: float | None = None) -> MessageId:
-        """The id, or raises the error; waits for it."""
+        """Wait for the id, and return it or raise the error."""
         self.looked_at = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error, or None; waits for it."""
+        """Wait for the outcome, and return the error or None."""
         self.looked_at = True
         return super().exception(timeout)
 
 
 class Receipts:
-    """As `magnetar.Receipts`: what becomes of messages that were sent together."""
+    """A `magnetar.Receipts` for threads: the receipts of messages sent together."""
 
     def __init__(self, bridge: Bridge, core: AsyncReceipts) -> None:
         self._bridge = bridge
@@ -58,7 +51,7 @@ class Receipts:
 
     @property
     def segment_ids(self) -> Sequence[int]:
-        """Of each message the segment that has it; -1: it has no receipt."""
+        """The segment of each message; -1 for one without receipt."""
         return self._core.segment_ids
 
     def stored(self) -> None:
@@ -66,12 +59,12 @@ class Receipts:
         self._bridge.run(self._core.stored)
 
     def ids(self) -> list[MessageId]:
-        """Where each message is, once all are stored."""
+        """The id of each message; call it after `stored`."""
         return self._core.ids()
 
 
 class SendOptions(TypedDict, total=False):
-    """What a message may have beside its value; see `magnetar.Producer.send`."""
+    """The options of a message; see `magnetar.Producer.send`."""
 
     key: str | bytes | None
     ordering_key: bytes | None
@@ -84,28 +77,35 @@ class SendOptions(TypedDict, total=False):
 
 
 class Producer(ClosedAfterwards, Generic[T]):
-    """Writes to one topic.  Any thread may use it."""
+    """A `magnetar.Producer` for threads; any thread may use it.
+
+    Messages of all threads form one queue, so those of one thread stay in order.  At most
+    `max_pending_messages` messages are without receipt; then `send` waits and `send_nowait` raises
+    `ProducerQueueFull`.  Cancelling the future of a message that has not gone to the loop takes the
+    message back; later it cannot be cancelled.
+    """
 
     def __init__(self, bridge: Bridge, core: AsyncProducer[T]) -> None:
         self._bridge = bridge
         self._core = core
         self._messages_max = core.settings.max_pending_messages
         self._giving = threading.Lock()
-        """Of those who send; the loop never takes it."""
+        """Held by threads that send; the loop never takes it."""
         self._receipt = threading.Condition()
         self._waiting = 0
-        """Threads that wait for room; the loop notifies only them."""
+        """Threads that wait in `room`; the loop notifies only them."""
         self._taken = 0
-        """Messages that were taken in, ever; `_settled` of them are decided."""
+        """The number of messages ever taken; `_settled` of them have an outcome."""
         self._settled = 0
         self._given: deque[Callable[[], bool]] = deque()
         self._passing_on = False
-        self._waiting_for_room: asyncio.Task[None] | None = None
+        """Whether the loop is awake: it is woken once for all steps that have gathered."""
+        self._capacity_wait: asyncio.Task[None] | None = None
         self._failed: deque[SendFuture] = deque(maxlen=UNREAD_FAILURES)
 
     @property
     def topic(self) -> str:
-        """The topic, as the broker resolved it."""
+        """The topic's name, as the broker resolved it."""
         return self._core.topic
 
     @property
@@ -115,14 +115,14 @@ class Producer(ClosedAfterwards, Generic[T]):
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that is stored, by earlier ones of its name too; -1: none."""
+        """See `magnetar.Producer.last_sequence_id`."""
         return self._core.last_sequence_id
 
     def send(self, value: T, **options: Unpack[SendOptions]) -> MessageId:
-        """Send and wait for the receipt.  Waits for room before, if there is none.
+        """Send a message and wait for its receipt; waits before that while too many are pending.
 
-        If the caller is interrupted the message is taken back if it was not sent yet.  Raises what
-        `magnetar.Producer.send` raises.
+        If the caller is interrupted, a message that was not sent yet is taken back.  Raises the
+        errors of `magnetar.Producer.send`.
         """
         while True:
             try:
@@ -138,10 +138,11 @@ class Producer(ClosedAfterwards, Generic[T]):
             raise
 
     def send_nowait(self, value: T, **options: Unpack[SendOptions]) -> SendFuture:
-        """Send without waiting: the future has the id, or the error, when it is known.
+        """Send a message without waiting; the future gets the id or the error.
 
         Callbacks of the future run on the client's thread and must not wait.  Raises
-        ProducerQueueFull when there is no room (wait for it with `room`), and AlreadyClosed.
+        `ProducerQueueFull` while too many messages are pending (wait in `room`), and
+        `AlreadyClosed`.
         """
         self._bridge.check_process()
         future = SendFuture()
@@ -150,7 +151,7 @@ class Producer(ClosedAfterwards, Generic[T]):
             future.looked_at = True
             transaction.after(self._passed_on)
         with self._giving:
-            if not self._has_room():
+            if not self._has_capacity():
                 raise ProducerQueueFull(
                     f"{self._messages_max} messages for {self.topic} wait for their receipts: "
                     "call room() before sending more, or use send()."
@@ -168,41 +169,41 @@ class Producer(ClosedAfterwards, Generic[T]):
         event_times_ms: Sequence[int | None] | None = None,
         transaction: Work | None = None,
     ) -> Receipts:
-        """As `magnetar.Producer.send_many`, behind what was given before."""
+        """Send messages together, after those given before; see `magnetar.Producer.send_many`."""
         core = None if transaction is None else transaction.core
         sent = self._bridge.run(self._send_many, values, keys, properties, event_times_ms, core)
         return Receipts(self._bridge, sent)
 
     def room(self, timeout_s: float | None = None) -> None:
-        """Wait until `send_nowait` has room.  Raises OperationTimedOut."""
+        """Wait until `send_nowait` can send.  Raises `OperationTimedOut`."""
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._receipt:
-            self._waiting += 1  # Before it looks, or the loop might settle one in between.
+            self._waiting += 1  # Before the check, or the loop might settle one in between.
             try:
-                self._wait_for_room(until_s, timeout_s)
+                self._wait_for_capacity(until_s, timeout_s)
             finally:
                 self._waiting -= 1
 
-    def _wait_for_room(self, until_s: float, timeout_s: float | None) -> None:
+    def _wait_for_capacity(self, until_s: float, timeout_s: float | None) -> None:
         """The caller holds the condition."""
-        while not self._has_room():
+        while not self._has_capacity():
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise OperationTimedOut(
-                    f"No message for {self.topic} got its receipt within {timeout_s} s: see "
+                    f"No message for {self.topic} got its receipt within {timeout_s} s: check "
                     "whether the broker is well, or wait longer."
                 )
             self._receipt.wait(min(left_s, SYNC_NOTICE_S))
 
     def flush(self) -> None:
-        """Wait until everything given before has its receipt or its error.
+        """Wait until every message given before has its receipt or its error.
 
-        Raises the first error of those that nobody has looked at.
+        Raises the first error that was not retrieved from its future.
         """
         self._bridge.run(self._flush)
 
     def close(self) -> None:
-        """Send what was given, then end the producer.  Idempotent."""
+        """Send the messages given before, then close the producer.  Idempotent."""
         try:
             self._bridge.run(self._close)
         except AlreadyClosed:
@@ -221,7 +222,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         finally:
             self.close()
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return self._taken - self._settled < self._messages_max
 
     def _give(self, step: Callable[[], bool]) -> None:
@@ -234,32 +235,32 @@ class Producer(ClosedAfterwards, Generic[T]):
     # On the loop
 
     def _pass_on(self) -> None:
-        """Take the steps that were given, in order, until the core has no room, or for a turn."""
+        """Run the given steps in order, until the core is full, or SYNC_TURN of them."""
         given = self._given
         for _ in range(SYNC_TURN):
             if not given:
                 self._passing_on = False
-                if not given:  # Else it was given before the flag fell, and nobody wakes the loop.
+                if not given:  # A step given before the flag fell has not woken the loop.
                     return
                 self._passing_on = True
             if not given[0]():
-                self._waiting_for_room = asyncio.ensure_future(self._when_there_is_room())
+                self._capacity_wait = asyncio.ensure_future(self._pass_on_when_free())
                 return
             given.popleft()
         asyncio.get_running_loop().call_soon(self._pass_on)
 
-    async def _when_there_is_room(self) -> None:
+    async def _pass_on_when_free(self) -> None:
         try:
             await self._core.room()
         except MagnetarError:
-            pass  # The next step meets the same error, and tells its sender.
-        finally:  # Also when the loop ends: the steps meet a producer that is closed.
+            pass  # The next step gets the same error, and fails its future.
+        finally:  # Also when the loop ends: the steps then fail, as the producer is closed.
             self._pass_on()
 
     def _send(self, future: SendFuture, value: T, options: SendOptions) -> bool:
-        """The step of one message.  False when the core has no room; then it comes again."""
+        """Send one message to the core; returns False if the core is full, to be called again."""
         if future.cancelled():
-            self._receipted()
+            self._count_settled()
             return True
         transaction = options.get("transaction")
         try:
@@ -279,14 +280,14 @@ class Producer(ClosedAfterwards, Generic[T]):
         except Exception as error:  # noqa: BLE001 - the sender gets it, by the future
             if future.set_running_or_notify_cancel():
                 self._fail(future, error)
-            self._receipted()
+            self._count_settled()
             return True
         if not future.set_running_or_notify_cancel():
             sending.cancel()
-        sending.add_done_callback(partial(self._sent, future))
+        sending.add_done_callback(partial(self._settle, future))
         return True
 
-    def _sent(self, future: SendFuture, sending: asyncio.Future[MessageId]) -> None:
+    def _settle(self, future: SendFuture, sending: asyncio.Future[MessageId]) -> None:
         if not future.cancelled():
             if sending.cancelled():
                 self._fail(future, AlreadyClosed("The producer was closed: open a new one."))
@@ -294,13 +295,13 @@ class Producer(ClosedAfterwards, Generic[T]):
                 self._fail(future, error)
             else:
                 future.set_result(sending.result())
-        self._receipted()
+        self._count_settled()
 
     def _fail(self, future: SendFuture, error: BaseException) -> None:
         self._failed.append(future)
         future.set_exception(error)
 
-    def _receipted(self) -> None:
+    def _count_settled(self) -> None:
         self._settled += 1
         if self._waiting:
             with self._receipt:
@@ -337,7 +338,7 @@ class Producer(ClosedAfterwards, Generic[T]):
         await self._core.close()
 
     async def _passed_on(self) -> None:
-        """Until everything that was given before is with the core."""
+        """Wait until everything given before has reached the core."""
         reached = asyncio.Event()
 
         def reach() -> bool:

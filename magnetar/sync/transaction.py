@@ -1,8 +1,4 @@
-"""Transactions and attempts for threads.
-
-Rule: a transaction ends, and an attempt is settled, when everything that was given to producers in
-it has reached the loop.
-"""
+"""Transactions and attempts for threads."""
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -21,7 +17,10 @@ from magnetar.transactions.work import Work as AsyncWork
 
 
 class Work:
-    """What a producer and a consumer take as their transaction."""
+    """A transaction or an attempt, as producers and consumers take it.
+
+    It ends, or is settled, only after all messages given to producers in it have reached the loop.
+    """
 
     def __init__(self, bridge: Bridge, core: AsyncWork) -> None:
         self.core = core
@@ -30,11 +29,11 @@ class Work:
 
     @property
     def id(self) -> TxnId:
-        """What the broker calls it."""
+        """The id at the broker."""
         return self.core.id
 
     def after(self, hand_over: Callable[[], Awaitable[None]]) -> None:
-        """Its end waits for this."""
+        """Await `hand_over` before it ends or is settled."""
         self._hand_overs.add(hand_over)
 
     async def _handed_over(self) -> None:
@@ -43,7 +42,7 @@ class Work:
 
 
 class Transaction(Work):
-    """As `magnetar.Transaction`: leaving its block commits it, or aborts it on an error."""
+    """A `magnetar.Transaction` for threads: the end of its block commits it, or aborts it."""
 
     core: AsyncTransaction
 
@@ -52,15 +51,15 @@ class Transaction(Work):
 
     @property
     def state(self) -> TransactionState:
-        """Where it stands."""
+        """The state of the transaction."""
         return self.core.state
 
     def commit(self) -> None:
-        """Make everything in it take effect.  Raises what `magnetar.Transaction.commit` raises."""
+        """Commit it.  Raises the errors of `magnetar.Transaction.commit`."""
         self._bridge.run(self._commit)
 
     def abort(self) -> None:
-        """Undo everything in it.  Raises what `magnetar.Transaction.abort` raises."""
+        """Abort it.  Raises the errors of `magnetar.Transaction.abort`."""
         self._bridge.run(self._abort)
 
     def __enter__(self) -> Self:
@@ -94,7 +93,7 @@ class Transaction(Work):
 
 
 class AttachedTransaction(Work, ClosedAfterwards):
-    """As `magnetar.AttachedTransaction`: it is ended by its id, here or elsewhere."""
+    """A `magnetar.AttachedTransaction` for threads; it is ended by its id, here or elsewhere."""
 
     core: AsyncAttachedTransaction
 
@@ -102,11 +101,11 @@ class AttachedTransaction(Work, ClosedAfterwards):
         super().__init__(bridge, core)
 
     def settled(self) -> None:
-        """As `magnetar.AttachedTransaction.settled`."""
+        """See `magnetar.AttachedTransaction.settled`."""
         self._bridge.run(self._settled)
 
     def close(self) -> None:
-        """Use it no more.  Idempotent."""
+        """Stop using it here.  Idempotent."""
         try:
             self._bridge.run(self.core.close)
         except AlreadyClosed:
@@ -118,7 +117,7 @@ class AttachedTransaction(Work, ClosedAfterwards):
 
 
 class Attempt(AttachedTransaction):
-    """As `magnetar.Attempt`: its group decides whether what is in it counts."""
+    """A `magnetar.Attempt` for threads: its group commits it or aborts it."""
 
     core: AsyncAttempt
 
@@ -127,5 +126,5 @@ class Attempt(AttachedTransaction):
 
     @property
     def group(self) -> TxnId:
-        """What the broker calls its group."""
+        """The id of its group."""
         return self.core.group

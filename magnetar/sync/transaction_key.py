@@ -17,7 +17,7 @@ __all__ = ["TransactionKey"]
 
 
 class TransactionKey(ClosedAfterwards):
-    """As `magnetar.TransactionKey`: while it is the newest, nobody else's transactions count."""
+    """A `magnetar.TransactionKey` for threads."""
 
     def __init__(self, bridge: Bridge, core: AsyncTransactionKey) -> None:
         self._core = core
@@ -25,7 +25,7 @@ class TransactionKey(ClosedAfterwards):
 
     @property
     def core(self) -> AsyncTransactionKey:
-        """The key for tasks."""
+        """The asyncio key."""
         return self._core
 
     @property
@@ -35,22 +35,22 @@ class TransactionKey(ClosedAfterwards):
 
     @property
     def epoch(self) -> int:
-        """The epoch that opening gave; others attach with it."""
+        """Its epoch, with which other processes can attach."""
         return self._core.epoch
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a newer epoch has shut it out."""
+        """Whether a newer epoch has fenced it."""
         return self._core.is_fenced
 
     @property
     def last_transaction(self) -> LastTransaction | None:
-        """The last transaction of the epochs before, as the opening found it."""
+        """The last transaction of earlier epochs, as opening found it."""
         return self._core.last_transaction
 
     @property
     def last_group(self) -> GroupRecord | None:
-        """What the last group that committed was for, as the opening found it."""
+        """The last batch that a group of any epoch committed, as opening found it."""
         return self._core.last_group
 
     def begin_attempt(
@@ -61,16 +61,16 @@ class TransactionKey(ClosedAfterwards):
         query: str | None = None,
         batch: int | None = None,
     ) -> Attempt | None:
-        """An attempt in the group of that nonce, which begins with its first attempt.
+        """Begin an attempt in the group of that nonce, which begins with its first attempt.
 
-        The group stays open for `timeout_s` from now at least; afterwards the broker aborts it.
-        With `query` and `batch`, what the group is to commit for: None if that was committed
-        before, so that there is nothing to be done.
+        The group stays open for at least `timeout_s` from now; afterwards the broker aborts it.
+        With the `query` and `batch` for which the group will commit, the result is None if that
+        batch was committed before.
 
-        Raises `InvalidTransactionStatus` if the group of that nonce has ended, or something else of
-        the key is open, `TransactionKeyFenced`, `NotSupported` where there are no groups,
-        `NotAllowed` for a nonce that cannot be or a group that has too many attempts, and after the
-        operation timeout why it could not be begun.
+        Raises `InvalidTransactionStatus` if the group of that nonce has ended, or another group or
+        transaction of the key is open, `TransactionKeyFenced`, `NotSupported` where there are no
+        groups, `NotAllowed` for an invalid nonce or too many attempts, and the last error after the
+        operation timeout.
         """
         core = self._bridge.run(
             self._core.begin_attempt, nonce, timeout_s=timeout_s, query=query, batch=batch
@@ -87,16 +87,16 @@ class TransactionKey(ClosedAfterwards):
         batch: int,
         positions: str | None = None,
     ) -> CommittedGroup:
-        """Commit the group of that nonce, of its attempts only the winners, for a batch of a query.
+        """Commit the winners of the group of that nonce, for a batch of a query.
 
-        `group` is None if no attempt was begun: then the batch is recorded.  `positions` is kept
-        with it.  Asking again for the same is answered the same.  A batch that is not above the
-        last one of its query was committed before: the group is aborted, and the answer says so.
+        `group` is None if no attempt was begun: then only the batch is recorded.  `positions` is
+        stored with it.  The same call again has the same result.  A batch that is not above the
+        last one of its query was committed before: then the group is aborted, and `done` is true.
 
-        Raises `InvalidTransactionStatus` if the group has ended otherwise (its time was up, or it
-        was aborted), `ExpiredTransaction`, `TransactionKeyFenced`, `NotSupported`, `NotAllowed` if
-        a winner is no attempt of the group, or all of it is too large for one record.
-        `OperationTimedOut`: the broker has not said whether it committed; asking again tells.
+        Raises `InvalidTransactionStatus` if the group has timed out or was aborted,
+        `ExpiredTransaction`, `TransactionKeyFenced`, `NotSupported`, `NotAllowed` if a winner is
+        not an attempt of the group or the commit is too large for one record, and
+        `OperationTimedOut` if the broker did not answer: call it again to learn the result.
         """
         return self._bridge.run(
             self._core.commit_group,
@@ -109,22 +109,22 @@ class TransactionKey(ClosedAfterwards):
         )
 
     def abort_group(self) -> bool:
-        """Abort what is open of the key under this epoch; whether something was, by this.
+        """Abort the open group of the key under this epoch; returns whether this aborted one.
 
-        False, too, if it has ended, or if the epoch is not the newest: opening the newest has
-        aborted it.
+        It is False too if the group has ended, or if the epoch is not the newest: opening a newer
+        epoch has aborted it.
         """
         return self._bridge.run(self._core.abort_group)
 
     def extend_group(self, group: TxnId, timeout_s: float) -> None:
-        """Keep the group (or that of an attempt) open for that long from now, at least.
+        """Keep a group open for at least `timeout_s` from now; `group` may be an attempt's id.
 
-        Raises `InvalidTransactionStatus` if it has ended, `TransactionKeyFenced`.
+        Raises `InvalidTransactionStatus` if it has ended, and `TransactionKeyFenced`.
         """
         self._bridge.run(self._core.extend_group, group, timeout_s)
 
     def close(self) -> None:
-        """Use it no more, which leaves the epoch to others. Idempotent."""
+        """Close it; the epoch stays valid for other holders. Idempotent."""
         try:
             self._bridge.run(self._core.close)
         except AlreadyClosed:

@@ -1,1 +1,1 @@
-"""Transactions: who coordinates them, their life, and the keys that fence them."""
+"""Transactions of the client: their coordinators, states and keys."""

@@ -1,14 +1,4 @@
-"""`AttachedTransaction`: a transaction that runs, used by its id, whoever began it.
-
-Rules:
-
-- It is given wherever a transaction is.  Nothing is asked of the broker for its end: `close` only
-  says that this process uses it no more, and may be called with sends under way.
-- `settled` returns when everything that was sent and acknowledged in it, here, is durable; only
-  then may it be ended as committed.  What other processes have in it they settle themselves.
-- It has no deadline here: the broker's counts, from the beginning.
-- Whoever acknowledges in it is not told of its end by it: that is known where it is ended.
-"""
+"""`AttachedTransaction`: a running transaction, used by its id."""
 
 from typing import Final
 
@@ -24,9 +14,11 @@ __all__ = ["AttachedTransaction"]
 
 
 class AttachedTransaction(Work, ClosedAfterwards):
-    """A transaction that another process began, used here by its id.
+    """A running transaction, used here by its id, also if another process began it.
 
-    Made by `Client.attach_transaction`; `async with` closes it.
+    Made by `Client.attach_transaction`; `async with` closes it.  Sends and acknowledgements take it
+    like any transaction.  It has no deadline here: that of the broker counts.  Consumers that
+    acknowledged in it do not learn how it ended.
     """
 
     def __init__(
@@ -42,37 +34,37 @@ class AttachedTransaction(Work, ClosedAfterwards):
 
     @property
     def id(self) -> TxnId:
-        """What the broker calls it."""
+        """The transaction's id at the broker."""
         return self._id
 
     async def settled(self) -> None:
-        """Until all that was sent and acknowledged in it here is durable.
+        """Wait until all that was sent and acknowledged in it here is durable.
 
-        Raises the first failure of those: then it must not be committed.
+        Only then can it be committed.  Raises the first failure: then it must not be committed.
         """
         check_loop(self._loop)
         while self._unsettled and self._failure is None:
-            await self._settles()
+            await self._wait_settled()
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure
 
     async def close(self) -> None:
-        """Use it no more.  Nothing is said to the broker."""
+        """Stop using it here; no request goes to the broker.  Sends may be under way."""
         check_loop(self._loop)
         self._closed = True
         self._tasks.cancel()
 
     def describe(self) -> str:
-        """What it is, as the beginning of a sentence."""
+        """Its name, as the beginning of a sentence."""
         return f"Transaction {self.id}"
 
     def _refusal(self, *, ending: bool) -> MagnetarError | None:
         if not self._closed:
             return None
-        return AlreadyClosed(f"{self.describe()} is used no more here; begin another one.")
+        return AlreadyClosed(f"{self.describe()} is closed here; begin another one.")
 
     def _spoilt(self, failure: MagnetarError) -> MagnetarError:
         return TransactionFailed(
-            f"{self.describe()} can only be given up, because of an earlier error "
+            f"{self.describe()} cannot be used any more, because of an earlier error "
             f"({failure}) Begin another one."
         )

@@ -1,8 +1,4 @@
-"""`Attempt`: one try of one part of a batch; its group decides whether it counts.
-
-Rules: as of `attached_transaction.py`.  When it is settled it may be named among the winners of its
-group; what was not settled must not be.  Its group has a deadline, which others may extend.
-"""
+"""`Attempt`: one try of a part of a batch, which its group commits or aborts."""
 
 from magnetar.context import ClientContext
 from magnetar.protocol.txn_id import TxnId
@@ -16,7 +12,8 @@ __all__ = ["Attempt"]
 class Attempt(AttachedTransaction):
     """One attempt of a group: it takes effect if the group commits it as a winner.
 
-    Made by `TransactionKey.begin_attempt`; `async with` closes it.
+    Made by `TransactionKey.begin_attempt`; `async with` closes it.  It can be a winner only after
+    `settled` has returned.  The deadline is that of its group.
     """
 
     def __init__(
@@ -30,9 +27,9 @@ class Attempt(AttachedTransaction):
 
     @property
     def group(self) -> TxnId:
-        """What the broker calls its group."""
+        """The id of its group."""
         return self.id.group
 
     def describe(self) -> str:
-        """What it is, as the beginning of a sentence."""
+        """Its name, as the beginning of a sentence."""
         return f"Attempt {self.id}"

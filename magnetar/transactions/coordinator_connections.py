@@ -1,11 +1,4 @@
-"""The connections to the transaction coordinators: who they are, and whose turn it is.
-
-Rules:
-
-- Each coordinator is attached to (TC_CLIENT_CONNECT_REQUEST) when it is first needed, and again
-  when its connection is lost or another broker leads it.
-- New transactions go to the coordinators in turn, from coordinator 1 on.
-"""
+"""`CoordinatorConnections`: the connections to the leaders of the transaction coordinators."""
 
 from itertools import count
 from typing import Final
@@ -15,7 +8,7 @@ from magnetar.errors import AlreadyClosed, CoordinatorNotFound
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.key_hash import coordinator_of_key
 from magnetar.transactions.coordinator_watch import CoordinatorWatch
-from magnetar.transactions.standing_attachment import StandingAttachment
+from magnetar.transactions.lazy_attachment import LazyAttachment
 from magnetar.wire.attachment import AttachmentState
 from magnetar.wire.connection import Connection, PeerKind
 
@@ -25,35 +18,39 @@ _FIRST: Final = 1
 """The coordinator of the first transaction."""
 
 
-class Coordinator(StandingAttachment):
-    """The connection to one coordinator."""
+class Coordinator(LazyAttachment):
+    """The connection to one coordinator.
+
+    It is attached when it is first needed, and again when its connection is lost or another broker
+    leads the coordinator.
+    """
 
     def __init__(self, context: ClientContext, number: int, watch: CoordinatorWatch) -> None:
         super().__init__(context)
         self.number: Final = number
         self.url: str | None = None
-        """The broker that it is looked for at."""
+        """The URL of the broker at which it was last looked up."""
         self._watch = watch
-        # No command names it: by it the connection tells of its loss.
+        # No command carries this id; the connection reports its loss by it.
         self._session_id: Final = context.ids.session_id()
 
     def describe(self) -> str:
-        """What it is."""
+        """Its name in errors."""
         return f"Transaction coordinator {self.number}"
 
     async def find(self) -> Connection:
-        """The broker that leads it."""
-        await self._watch.told()
+        """A connection to the broker that leads it."""
+        await self._watch.wait_first()
         self.url = self._watch.leaders.get(self.number)
         if self.url is None:
             raise CoordinatorNotFound(
-                f"Transaction coordinator {self.number} has no leader now; look whether the "
+                f"Transaction coordinator {self.number} has no leader now; check whether the "
                 "brokers are up."
             )
         return await self.context.pool.at(self.url)
 
     async def attach(self, connection: Connection) -> None:
-        """Say that this connection uses it."""
+        """Send TC_CLIENT_CONNECT_REQUEST."""
         connection.attach(PeerKind.COORDINATORS, self._session_id, self)
         request = pb.CommandTcClientConnectRequest(request_id=0, tc_id=self.number, scalable=True)
         await connection.request(
@@ -74,19 +71,19 @@ class CoordinatorConnections:
         self._closed = False
 
     async def close(self) -> None:
-        """Leave them; bounded in time."""
+        """Close them; bounded in time."""
         self._closed = True
         for coordinator in list(self._coordinators.values()):
             await coordinator.close()
         await self._watch.close()
 
     async def number_of_key(self, key: str) -> int:
-        """The coordinator that serves a transaction key."""
-        await self.watching()
+        """The number of the coordinator that serves a transaction key."""
+        await self.wait_leaders()
         return coordinator_of_key(key, max(1, self._watch.parallelism))
 
     def of(self, number: int) -> Coordinator:
-        """One of them; anew after it has failed for good."""
+        """The connection to a coordinator; a new one if the last failed for good."""
         known = self._coordinators.get(number)
         if known is None or known.state is AttachmentState.FAILED:
             if self._closed:
@@ -94,21 +91,21 @@ class CoordinatorConnections:
             known = self._coordinators[number] = Coordinator(self._context, number, self._watch)
         return known
 
-    async def watching(self) -> None:
-        """Until it is known who leads them.  Raises why it will not be."""
+    async def wait_leaders(self) -> None:
+        """Wait until the leaders are known.  Raises the error if the watch fails."""
         if self._closed:
             raise AlreadyClosed("The client is closed; connect anew with magnetar.connect.")
         if self._watch.state is AttachmentState.FAILED:
             self._watch = CoordinatorWatch(self._context, self._leaders_changed)
-        await self._watch.told()
+        await self._watch.wait_first()
 
     async def next_number(self) -> int:
-        """Whose turn it is to begin a transaction."""
-        await self.watching()
+        """The number of the coordinator for the next transaction: each in turn, from 1 on."""
+        await self.wait_leaders()
         numbers = list(self._watch.leaders)
         if not numbers:
             raise CoordinatorNotFound(
-                "No transaction coordinator has a leader now; look whether the brokers are up."
+                "No transaction coordinator has a leader now; check whether the brokers are up."
             )
         return numbers[next(self._turns) % len(numbers)]
 

@@ -1,12 +1,4 @@
-"""Follows who leads each transaction coordinator, over reconnects.
-
-Rules:
-
-- Any broker is asked (WATCH_TC_ASSIGNMENTS); it answers with all coordinators, and again at each
-  change.  A coordinator without an address, of the kind that this client uses, has no leader now.
-- A broker that does not offer it (`supports_tc_metadata_discovery`) raises `NotSupported`.
-- What was told last holds while the watch is lost.
-"""
+"""`CoordinatorWatch`, which follows the leaders of the transaction coordinators."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,7 +9,7 @@ from magnetar.context import ClientContext
 from magnetar.errors import ConnectionLost, NotSupported, OperationTimedOut
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
-from magnetar.transactions.standing_attachment import StandingAttachment
+from magnetar.transactions.lazy_attachment import LazyAttachment
 from magnetar.wire.connection import Connection, PeerKind
 from magnetar.wire.requests import error_in
 
@@ -25,7 +17,10 @@ __all__ = ["CoordinatorWatch", "leaders_in"]
 
 
 def leaders_in(snapshot: pb.TcAssignmentsSnapshot, *, tls: bool) -> Mapping[int, str]:
-    """The address of each coordinator that has one, by number, in their order."""
+    """The URL of the leader of each coordinator that has one, by number, in order of numbers.
+
+    A coordinator without a URL of the wanted kind has no leader now.
+    """
     urls = {
         each.tc_id: each.broker_service_url_tls if tls else each.broker_service_url
         for each in snapshot.assignments
@@ -33,35 +28,42 @@ def leaders_in(snapshot: pb.TcAssignmentsSnapshot, *, tls: bool) -> Mapping[int,
     return MappingProxyType({number: url for number, url in sorted(urls.items()) if url})
 
 
-class CoordinatorWatch(StandingAttachment):
-    """Follows which broker leads each transaction coordinator, over reconnects."""
+class CoordinatorWatch(LazyAttachment):
+    """Follows which broker leads each transaction coordinator, over reconnects.
+
+    Any broker answers a WATCH_TC_ASSIGNMENTS with all coordinators, and again at each change.  The
+    last answer stays valid while the watch is lost.
+    """
 
     def __init__(self, context: ClientContext, changed: Callable[[], None]) -> None:
-        """`changed` is called whenever `leaders` may be others."""
+        """`changed` is called whenever `leaders` may have changed."""
         super().__init__(context)
         self.parallelism = 0
-        """How many coordinators there are; 0 until it is known."""
+        """The number of coordinators; 0 until it is known."""
         self.leaders: Mapping[int, str] = MappingProxyType({})
-        """The URL of the broker that leads each; those without are left out."""
-        self._told = changed
+        """The URL of the leader of each coordinator that has one."""
+        self._on_change = changed
         self._watch_id: Final = context.ids.session_id()
         self._first: asyncio.Future[None] | None = None
 
-    async def told(self) -> None:
-        """Until it was told once; raises why it will not be."""
+    async def wait_first(self) -> None:
+        """Wait for the first answer.  Raises the error if the watch fails before."""
         if not self.parallelism:
             await self.ready()
 
     def describe(self) -> str:
-        """What it is."""
+        """Its name in errors."""
         return "The watch of the transaction coordinators"
 
     async def find(self) -> Connection:
-        """Any broker."""
+        """A connection to any broker."""
         return await self.context.pool.any()
 
     async def attach(self, connection: Connection) -> None:
-        """Open the watch; until it tells for the first time."""
+        """Open the watch and wait for its first answer.
+
+        Raises `NotSupported` if the broker does not offer it, and `OperationTimedOut`.
+        """
         if not connection.features.supports_tc_metadata_discovery:
             raise NotSupported(
                 f"The broker at {connection.address} has no transactions for this client; switch "
@@ -80,14 +82,14 @@ class CoordinatorWatch(StandingAttachment):
                 await first
         except TimeoutError:
             raise OperationTimedOut(
-                f"The broker has not told the transaction coordinators within {timeout_s:g} s; "
-                "look whether its coordinators have leaders."
+                f"The broker did not send the transaction coordinators within {timeout_s:g} s; "
+                "check whether its coordinators have leaders."
             ) from None
         finally:
             self._first = None
 
     async def leave(self, connection: Connection) -> None:
-        """End the watch; the broker does not answer that."""
+        """Close the watch; the broker does not answer that."""
         close = pb.CommandWatchTcAssignmentsClose(watch_id=self._watch_id)
         connection.send(
             pb.BaseCommand(
@@ -96,7 +98,7 @@ class CoordinatorWatch(StandingAttachment):
         )
 
     def received(self, frame: Frame) -> None:
-        """A snapshot, or why there is none."""
+        """Take a snapshot, or an error in its place."""
         first, refusal = self._first, error_in(frame.command)
         if refusal is None:
             snapshot = frame.command.watch_tc_assignments_update.snapshot
@@ -104,14 +106,14 @@ class CoordinatorWatch(StandingAttachment):
             self.leaders = leaders_in(snapshot, tls=self.context.pool.tls)
             if first is not None and not first.done():
                 first.set_result(None)
-            self._told()
+            self._on_change()
         elif first is None:
             self.again(refusal)
         elif not first.done():
             first.set_exception(refusal)
 
     def connection_lost(self, error: ConnectionLost) -> None:
-        """The watch is gone with it."""
+        """Lose the watch, and fail the first answer if it has not come."""
         super().connection_lost(error)
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)

@@ -1,15 +1,4 @@
-"""What is asked of the transaction coordinators: transactions begin, are told of, and end there.
-
-Rules:
-
-- An attempt to begin that fails goes to the next coordinator.  A transaction whose NEW_TXN was
-  answered too late is left to its deadline.
-- What a coordinator that has moved, or a lost connection, did not answer is asked again until the
-  operation timeout; each request may be sent twice without harm.
-- Under a transaction key every request waits until the key is attached, and names it; a refusal
-  that only an old epoch gets fences the key.  What a beginning that was given up may have begun
-  there is ended before the next one.
-"""
+"""`Coordinators`, which sends the requests of transactions to their coordinators."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,15 +27,17 @@ from magnetar.wire.connection import Connection
 __all__ = ["EXPIRED", "Coordinators", "unknown_end"]
 
 EXPIRED: Final = "ExpiredTransaction"
-"""The word by which a broker says that an older epoch of the key began the transaction."""
+"""The word in an error that says that an older epoch of the key began the transaction."""
 _UNDONE_TTL_MS: Final = 10_000
-"""Of a transaction that is begun only to be ended: the one that was given up had not begun."""
+"""The deadline of a transaction that is begun only to be ended, in `_end_unanswered`."""
 
 
 class Coordinators:
-    """Sends requests to the transaction coordinators, and repeats those that may be repeated.
+    """Sends requests to the transaction coordinators, and retries them.  One for each client.
 
-    One for each client.
+    A request without an answer, from a coordinator that has moved or over a lost connection, is
+    sent again until the operation timeout; each may be sent twice without harm.  Requests under a
+    transaction key wait until the key is attached.
     """
 
     def __init__(self, context: ClientContext) -> None:
@@ -54,20 +45,21 @@ class Coordinators:
         self._context = context
 
     async def close(self) -> None:
-        """Leave them; bounded in time."""
+        """Close the connections; bounded in time."""
         await self.connections.close()
 
     async def begin(self, ttl_ms: int, key: KeyHolder | None = None) -> TxnId:
-        """A new transaction, which the broker aborts after that time.
+        """Begin a transaction, which the broker aborts after `ttl_ms`.
 
-        Raises `NotSupported`, `NotAllowed` where transactions are off, `TransactionKeyFenced`, and
-        after the operation timeout what the last attempt failed with.
+        An attempt that fails goes to the next coordinator; a transaction that it may have begun is
+        left to its deadline.  Raises `NotSupported`, `NotAllowed` where transactions are off,
+        `TransactionKeyFenced`, and the last error after the operation timeout.
         """
-        # The same in every attempt: a key's transaction that was begun is given again.
+        # The same in every attempt, so that a key's transaction that was begun is returned again.
         beginner = f"{self._context.rng.getrandbits(128):032x}"
         if key is None:
             return await self._begin(ttl_ms, None, beginner)
-        await self._undo(key)
+        await self._end_unanswered(key)
         try:
             return await self._begin(ttl_ms, key, beginner)
         except BaseException as error:
@@ -93,25 +85,25 @@ class Coordinators:
                 request,
                 key,
             )
-            told = answer.new_txn_response
-            return TxnId(told.txnid_most_bits, told.txnid_least_bits)
+            response = answer.new_txn_response
+            return TxnId(response.txnid_most_bits, response.txnid_least_bits)
 
         return await retried(self._context, ask, "The beginning of a transaction")
 
-    async def _undo(self, key: KeyHolder) -> None:
-        """End what a beginning that was given up may have begun under the key."""
+    async def _end_unanswered(self, key: KeyHolder) -> None:
+        """End the key's transaction whose NEW_TXN was not answered, if there is one."""
         if key.unanswered is None:
             return
         async with key.undoing:
             if key.unanswered is None:
                 return
             txn = await self._begin(_UNDONE_TTL_MS, key, key.unanswered)
-            with suppress(InvalidTransactionStatus, TransactionNotFound):  # its time was up
+            with suppress(InvalidTransactionStatus, TransactionNotFound):  # It has timed out.
                 await self.end(txn, commit=False, key=key)
             key.unanswered = None
 
     async def add_topic(self, txn: TxnId, topic: str, key: KeyHolder | None = None) -> None:
-        """The transaction writes to that topic, or segment."""
+        """Register a topic or a segment to which the transaction writes."""
         request = pb.CommandAddPartitionToTxn(
             request_id=0,
             txnid_most_bits=txn.most,
@@ -131,7 +123,7 @@ class Coordinators:
     async def add_subscription(
         self, txn: TxnId, topic: str, subscription: str, key: KeyHolder | None = None
     ) -> None:
-        """The transaction acknowledges on that subscription of a topic, or segment."""
+        """Register a subscription of a topic or a segment on which the transaction acknowledges."""
         request = pb.CommandAddSubscriptionToTxn(
             request_id=0,
             txnid_most_bits=txn.most,
@@ -149,10 +141,10 @@ class Coordinators:
         )
 
     async def end(self, txn: TxnId, *, commit: bool, key: KeyHolder | None = None) -> None:
-        """Commit it, or abort it; asking again for the same end is fine.
+        """Commit or abort a transaction; calling it again for the same end is safe.
 
-        Raises `InvalidTransactionStatus` if it has the other end, `ExpiredTransaction` if its key
-        was opened anew, `TransactionNotFound`, `TransactionKeyFenced`.
+        Raises `InvalidTransactionStatus` if it ended the other way, `ExpiredTransaction` if another
+        process opened its key, `TransactionNotFound`, `TransactionKeyFenced`.
         """
         request = pb.CommandEndTxn(
             request_id=0,
@@ -169,7 +161,7 @@ class Coordinators:
         )
 
     async def end_for_sure(self, txn: TxnId, *, commit: bool) -> None:
-        """As `end`; `OperationTimedOut` if the broker has not said how it ended."""
+        """Like `end`; raises `OperationTimedOut` if it is not known how it ended."""
         try:
             await self.end(txn, commit=commit)
         except MagnetarError as error:
@@ -197,9 +189,9 @@ class Coordinators:
         request: "_KeyedRequest",
         key: KeyHolder | None,
     ) -> pb.BaseCommand:
-        """One attempt; errors are those of this module's rules."""
+        """Send a request once, under the key if there is one."""
         if key is None:
-            await self.connections.watching()
+            await self.connections.wait_leaders()
             connection = await self.connections.of(number).ready()
         else:
             connection = await key.ready()
@@ -210,11 +202,10 @@ class Coordinators:
     async def ask_of_key(
         self, key: KeyHolder, command: pb.BaseCommand, what: str
     ) -> pb.BaseCommand:
-        """The answer to a request of a key's groups, which is given coordinator, key and epoch.
+        """Send a request of a key's groups, with coordinator, key and epoch; returns the answer.
 
         Raises `NotSupported` where there are no groups, `InvalidTransactionStatus`,
-        `ExpiredTransaction`, `TransactionKeyFenced`, and `NotAllowed` for what cannot be, whoever
-        has the key: so it is asked whether the epoch is old.
+        `ExpiredTransaction`, `TransactionKeyFenced`, and `NotAllowed` for an invalid request.
         """
 
         async def ask() -> pb.BaseCommand:
@@ -222,7 +213,7 @@ class Coordinators:
             if not connection.transaction_groups:
                 raise NotSupported(
                     f"The broker at {connection.address} has no groups of transactions; use a "
-                    "Magnetar broker that has, or one transaction for each batch."
+                    "Magnetar broker with them, or one transaction for each batch."
                 )
             body = getattr(command, FIELD_OF_TYPE[command.type])
             body.tc_id = await self.connections.number_of_key(key.name)
@@ -233,6 +224,7 @@ class Coordinators:
                 key.again(error)
                 raise
             except NotAllowed as error:
+                # An old epoch gets the same code as an invalid request.
                 if await key.is_newest(connection):
                     raise
                 raise key.fence(error) from error
@@ -264,11 +256,11 @@ class Coordinators:
 
 
 def unknown_end(txn: TxnId, error: MagnetarError, *, commit: bool) -> OperationTimedOut:
-    """What is raised where the broker has not said how a transaction ended."""
+    """The error for a transaction of which it is not known how it ended."""
     how = "committed" if commit else "aborted"
     return OperationTimedOut(
-        f"The broker has not said in time whether transaction {txn} was {how} ({error}) "
-        "Its deadline decides if the broker did not hear of it."
+        f"The broker did not say in time whether transaction {txn} was {how} ({error}) "
+        "If it did not get the request, it aborts the transaction at its deadline."
     )
 
 

@@ -1,19 +1,12 @@
-"""Groups: what of their attempts counts is decided at once, and once for each batch of a query.
-Pure.
-
-Pure: what callers give and are given, to and from the wire.
+"""Groups of attempts: a group commits its winners at once, once for each batch of a query.  Pure.
 
     attempt = await key.begin_attempt(nonce)         # one for each try of each part of a batch
     ... send, acknowledge in it; await attempt.settled() ...
     await key.commit_group(nonce, attempt.group, [Winner(attempt.id, counts)], query=..., batch=...)
 
-Rules:
-
-- A nonce names the group of one try of one batch; whoever draws it draws another for every try.
-- Of a group that commits, the winners are committed, and every other attempt is aborted.
-- Counts are of each winner and segment, or where that makes too large a command, of each segment.
-- The last batch of each query that a group has committed is kept with the key: what was done before
-  is not done again, and is told (`done`).
+A nonce is the name of one group; each try of a batch needs a new one.  When a group commits, its
+winners are committed and all other attempts are aborted.  The key keeps the last committed batch of
+each query, so that a batch that was committed before is not committed again (`done`).
 """
 
 from collections import Counter
@@ -34,27 +27,27 @@ _HASH_MASK: Final = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """What the last group of a key committed for."""
+    """The last batch that a group of a key has committed."""
 
     query: str
     batch: int
     positions: str | None
-    """As it was given to the commit."""
+    """The positions given to the commit."""
     group: TxnId | None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCount:
-    """What an attempt wrote to a segment."""
+    """The number of messages that an attempt wrote to a segment, and the sum of their hashes."""
 
     messages: int
     hash_sum: int
-    """Of the payloads' hashes, modulo 2^64."""
+    """The sum of the payloads' hashes, modulo 2^64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """An attempt that counts, and what it wrote, by the topic names of segments."""
+    """An attempt to commit, with its counts by the topic names of segments."""
 
     attempt: TxnId
     counts: Mapping[str, SegmentCount]
@@ -62,29 +55,29 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class CommittedGroup:
-    """How the commit of a group ended."""
+    """The result of the commit of a group."""
 
     done: bool
-    """The batch had been committed before, by another group: this one is aborted."""
+    """Whether the batch had been committed before by another group, so that this one is aborted."""
     group: TxnId | None
-    """The group that has the batch, if that is known."""
+    """The group that committed the batch, if that is known."""
 
 
-def record_of(told: pb.GroupRecord) -> GroupRecord:
-    """What a broker told of a key."""
-    named = told.HasField("txnid_least_bits")
+def record_of(message: pb.GroupRecord) -> GroupRecord:
+    """The record in a broker's answer."""
+    has_group = message.HasField("txnid_least_bits")
     return GroupRecord(
-        told.query,
-        told.batch,
-        told.positions if told.HasField("positions") else None,
-        TxnId(told.txnid_most_bits, told.txnid_least_bits) if named else None,
+        message.query,
+        message.batch,
+        message.positions if message.HasField("positions") else None,
+        TxnId(message.txnid_most_bits, message.txnid_least_bits) if has_group else None,
     )
 
 
 def attempt_request(
     nonce: str, timeout_ms: int, query: str | None, batch: int | None
 ) -> pb.BaseCommand:
-    """BEGIN_ATTEMPT.  Raises `InvalidArgument`."""
+    """The command BEGIN_ATTEMPT.  Raises `InvalidArgument`."""
     if (query is None) != (batch is None):
         raise InvalidArgument("A batch is of a query: give both query and batch, or none of them.")
     request = pb.CommandBeginAttempt(
@@ -103,7 +96,7 @@ def commit_request(
     batch: int,
     positions: str | None,
 ) -> pb.BaseCommand:
-    """COMMIT_GROUP.  Raises `InvalidArgument`, also for what fits into no command."""
+    """The command COMMIT_GROUP.  Raises `InvalidArgument`, also if it is too large."""
     request = pb.CommandCommitGroup(
         request_id=0,
         key="",
@@ -122,23 +115,24 @@ def commit_request(
                 f"{winner.attempt} is no attempt of the group {group}; give the id of an attempt "
                 "that was begun under this nonce, and its group."
             )
-        told = request.winners.add(attempt_least_bits=winner.attempt.least)
+        added = request.winners.add(attempt_least_bits=winner.attempt.least)
         for segment, count in winner.counts.items():
-            told.counts.add(
+            added.counts.add(
                 segment=segment, messages=count.messages, hash_sum=count.hash_sum & _HASH_MASK
             )
     if request.ByteSize() > MAX_COMMIT_BYTES:
-        _tell_totals(request)
+        _replace_by_totals(request)
     if (size := request.ByteSize()) > MAX_COMMIT_BYTES:
         raise InvalidArgument(
-            f"The commit of batch {batch} has {size} bytes, and {MAX_COMMIT_BYTES} are the most: "
-            "write with fewer tasks, to fewer segments, or read fewer topics with one query."
+            f"The commit of batch {batch} has {size} bytes, and at most {MAX_COMMIT_BYTES} are "
+            "allowed: write with fewer tasks, to fewer segments, or read fewer topics with one "
+            "query."
         )
     return pb.BaseCommand(type=pb.BaseCommand.COMMIT_GROUP, commit_group=request)
 
 
-def _tell_totals(request: pb.CommandCommitGroup) -> None:
-    """Instead of what each winner wrote."""
+def _replace_by_totals(request: pb.CommandCommitGroup) -> None:
+    """Replace the counts of each winner by totals of each segment."""
     messages, hashes = Counter[str](), Counter[str]()
     for winner in request.winners:
         for count in winner.counts:
@@ -150,13 +144,13 @@ def _tell_totals(request: pb.CommandCommitGroup) -> None:
 
 
 def abort_request() -> pb.BaseCommand:
-    """ABORT_GROUP."""
+    """The command ABORT_GROUP."""
     request = pb.CommandAbortGroup(request_id=0, key="", epoch=0)
     return pb.BaseCommand(type=pb.BaseCommand.ABORT_GROUP, abort_group=request)
 
 
 def extend_request(group: TxnId, timeout_ms: int) -> pb.BaseCommand:
-    """EXTEND_GROUP."""
+    """The command EXTEND_GROUP."""
     request = pb.CommandExtendGroup(
         request_id=0, key="", epoch=0, group_least_bits=group.group.least, timeout_ms=timeout_ms
     )

@@ -1,17 +1,4 @@
-"""A holder of a transaction key, under an epoch: only the newest holder of a name counts.
-
-Rules:
-
-- `open` raises the epoch of a key: what older epochs left open has ended when it returns, and their
-  holders are shut out.  An OPEN whose answer is lost is sent again under the same `opener`, which
-  the broker knows it by.
-- `attach` uses a key under an epoch that somebody else has opened: several processes can.
-- The key goes where its coordinator goes; after a reconnect it attaches again before anything else.
-- A holder whose epoch is not the newest any more is fenced, for good: everything that is asked
-  under the key raises `TransactionKeyFenced`.
-- A key has one transaction at a time.  One whose beginning was given up may be open at the broker:
-  the next beginning ends it first, as it has another deadline (`unanswered`).
-"""
+"""`KeyHolder`: the hold of a process on a transaction key, under an epoch."""
 
 import asyncio
 from dataclasses import dataclass
@@ -32,22 +19,22 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.txn_id import TxnId
 from magnetar.transactions.coordinator_connections import CoordinatorConnections
 from magnetar.transactions.groups import GroupRecord, record_of
-from magnetar.transactions.standing_attachment import StandingAttachment
+from magnetar.transactions.lazy_attachment import LazyAttachment
 from magnetar.wire.connection import Connection, PeerKind
 
 __all__ = ["NO_EPOCH", "KeyHolder", "LastTransaction", "check_key_name"]
 
 NO_EPOCH: Final = -1
-"""Of who knows of none: takes over whatever is there."""
+"""The epoch of a holder that knows none; opening then accepts any epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """The last one that an earlier epoch of a key began."""
+    """The last transaction that an earlier epoch of a key began."""
 
     id: TxnId
     committed: bool | None
-    """Whether it took effect; None if nobody knows any more."""
+    """Whether it was committed; None if that is no longer known."""
 
 
 def check_key_name(name: str) -> None:
@@ -59,8 +46,14 @@ def check_key_name(name: str) -> None:
         )
 
 
-class KeyHolder(StandingAttachment, ClosedAfterwards):
-    """Holds a transaction key under an epoch, over reconnects, until a newer epoch fences it."""
+class KeyHolder(LazyAttachment, ClosedAfterwards):
+    """Holds a transaction key under an epoch, over reconnects, until a newer epoch fences it.
+
+    Opening raises the epoch: when it returns, transactions of older epochs have ended, and their
+    holders are fenced for good.  With `attach` the holder uses an epoch that another process has
+    opened; several processes can share one.  A fenced holder raises `TransactionKeyFenced` for each
+    request.
+    """
 
     def __init__(
         self,
@@ -71,49 +64,52 @@ class KeyHolder(StandingAttachment, ClosedAfterwards):
         *,
         attach: bool = False,
     ) -> None:
-        """To be opened, presenting the last epoch known; `attach`: under that epoch, as it is.
+        """`epoch` is the last known one, or with `attach` the one to use.
 
-        Raises `InvalidArgument` for a name or an epoch that cannot be.
+        Raises `InvalidArgument` for an invalid name or epoch.
         """
         super().__init__(context)
         check_key_name(name)
         if epoch < (0 if attach else NO_EPOCH):
             raise InvalidArgument(
-                f"A transaction key has no epoch {epoch}; give the one that opening it gave."
+                f"A transaction key has no epoch {epoch}; give the epoch of the key that was "
+                "opened."
             )
         self.name: Final = name
         self.last_transaction: LastTransaction | None = None
-        """What the opening found: the last transaction of the epochs before, and how it ended."""
+        """The last transaction of earlier epochs, as opening found it."""
         self.last_group: GroupRecord | None = None
-        """What the opening found: what the last group that committed, of any epoch, was for."""
+        """The last batch that a group of any epoch committed, as opening found it."""
         self._epoch = epoch
         self._connections = connections
         self._has_epoch = attach
         self.unanswered: str | None = None
-        """The beginner of a transaction of which it is not known whether it has begun."""
+        """The beginner of a transaction of which it is not known whether it has begun.  The next
+        one ends it first, as a key has one transaction at a time."""
         self.undoing: Final = asyncio.Lock()
-        """Held while that is ended."""
+        """Held while that transaction is ended."""
+        # By it the broker recognises an OPEN that is sent again because its answer was lost.
         self._opener: Final = f"{context.rng.getrandbits(128):032x}"
         self._session_id: Final = context.ids.session_id()
 
     @property
     def epoch(self) -> int:
-        """The one that it has; for others to attach with."""
+        """Its epoch, with which other processes can attach."""
         return self._epoch
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a newer epoch has shut it out."""
+        """Whether a newer epoch has fenced it."""
         return isinstance(self.error, TransactionKeyFenced)
 
     def fence(self, cause: MagnetarError) -> TransactionKeyFenced:
-        """It is used no more; the error that says so."""
+        """Fence this holder; returns the error to raise."""
         error = self._fenced(cause)
         self.again(error)
         return error
 
     async def is_newest(self, connection: Connection) -> bool:
-        """Whether its epoch is the newest one: asked of its coordinator, there."""
+        """Ask the coordinator, on this connection, whether its epoch is the newest."""
         try:
             await self._attach_to_epoch(
                 connection, await self._connections.number_of_key(self.name)
@@ -125,10 +121,10 @@ class KeyHolder(StandingAttachment, ClosedAfterwards):
     # Openable
 
     async def open(self, timeout_s: float | None = None) -> None:
-        """Until it is open, or attached to.
+        """Open the key, or attach to it.
 
         Raises `TransactionKeyFenced` if the epoch is not the newest, `NotSupported` where there are
-        no keys, `NotAllowed`, and after the operation timeout why it could not be.
+        no keys, `NotAllowed`, and the last error after the operation timeout.
         """
         limit_s = self.context.settings.operation_timeout_s if timeout_s is None else timeout_s
         await super().open(limit_s)
@@ -136,16 +132,16 @@ class KeyHolder(StandingAttachment, ClosedAfterwards):
     # Attachment
 
     def describe(self) -> str:
-        """What it is."""
+        """Its name in errors."""
         return f"Transaction key {self.name!r}"
 
     async def find(self) -> Connection:
-        """The broker that leads the coordinator of the key."""
+        """A connection to the leader of the key's coordinator."""
         number = await self._connections.number_of_key(self.name)
         return await self._connections.of(number).ready()
 
     async def attach(self, connection: Connection) -> None:
-        """Open it the first time, afterwards attach to the epoch that it has."""
+        """Open the key the first time; afterwards attach to its epoch."""
         if not connection.transaction_keys:
             raise NotSupported(
                 f"The broker at {connection.address} has no transaction keys; use a Magnetar "
@@ -173,14 +169,14 @@ class KeyHolder(StandingAttachment, ClosedAfterwards):
         answer = await connection.request(
             pb.BaseCommand(type=pb.BaseCommand.OPEN_TRANSACTION_KEY, open_transaction_key=request)
         )
-        told = answer.open_transaction_key_response
-        self._epoch, self._has_epoch = told.epoch, True
-        if told.HasField("last_group"):
-            self.last_group = record_of(told.last_group)
-        if told.HasField("last_txnid_most_bits"):
+        opened = answer.open_transaction_key_response
+        self._epoch, self._has_epoch = opened.epoch, True
+        if opened.HasField("last_group"):
+            self.last_group = record_of(opened.last_group)
+        if opened.HasField("last_txnid_most_bits"):
             self.last_transaction = LastTransaction(
-                TxnId(told.last_txnid_most_bits, told.last_txnid_least_bits),
-                told.last_committed if told.HasField("last_committed") else None,
+                TxnId(opened.last_txnid_most_bits, opened.last_txnid_least_bits),
+                opened.last_committed if opened.HasField("last_committed") else None,
             )
 
     async def _attach_to_epoch(self, connection: Connection, number: int) -> None:

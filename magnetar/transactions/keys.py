@@ -1,9 +1,4 @@
-"""Transaction keys, as a client gives them: a holder of a key, and the groups of its batches.
-
-Rules: as of `key_holder.py`.  A key's groups are asked for under its epoch like its transactions;
-what has no answer is asked again for the operation timeout, which the nonce makes harmless
-(`groups.py`).
-"""
+"""`TransactionKey`: a transaction key held by a client, and the groups of its batches."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +26,8 @@ __all__ = ["TransactionKey"]
 class TransactionKey(KeyHolder):
     """A transaction key held by this process: begins attempts and commits groups under its epoch.
 
-    `async with` closes it, which leaves the epoch to others.
+    Made by `Client.transaction_key` and `Client.attach_transaction_key`.  `async with` closes it;
+    the epoch stays valid for other holders.
     """
 
     def __init__(
@@ -43,7 +39,7 @@ class TransactionKey(KeyHolder):
         *,
         attach: bool = False,
     ) -> None:
-        """As `KeyHolder`."""
+        """See `KeyHolder`."""
         super().__init__(context, coordinators.connections, name, epoch, attach=attach)
         self._coordinators = coordinators
 
@@ -55,24 +51,24 @@ class TransactionKey(KeyHolder):
         query: str | None = None,
         batch: int | None = None,
     ) -> Attempt | None:
-        """An attempt in the group of that nonce, which begins with its first attempt.
+        """Begin an attempt in the group of that nonce, which begins with its first attempt.
 
-        The group stays open for `timeout_s` from now at least; afterwards the broker aborts it.
-        With `query` and `batch`, what the group is to commit for: None if that was committed
-        before, so that there is nothing to be done.
+        The group stays open for at least `timeout_s` from now; afterwards the broker aborts it.
+        With the `query` and `batch` for which the group will commit, the result is None if that
+        batch was committed before.
 
-        Raises `InvalidTransactionStatus` if the group of that nonce has ended, or something else of
-        the key is open, `TransactionKeyFenced`, `NotSupported` where there are no groups,
-        `NotAllowed` for a nonce that cannot be or a group that has too many attempts, and after the
-        operation timeout why it could not be begun.
+        Raises `InvalidTransactionStatus` if the group of that nonce has ended, or another group or
+        transaction of the key is open, `TransactionKeyFenced`, `NotSupported` where there are no
+        groups, `NotAllowed` for an invalid nonce or too many attempts, and the last error after the
+        operation timeout.
         """
         check_positive("timeout_s", timeout_s)
         command = attempt_request(nonce, math.ceil(timeout_s * 1000), query, batch)
         answer = await self._coordinators.ask_of_key(self, command, "The beginning of an attempt")
-        told = answer.begin_attempt_response
-        if told.done:
+        begun = answer.begin_attempt_response
+        if begun.done:
             return None
-        id = TxnId(told.txnid_most_bits, told.txnid_least_bits)
+        id = TxnId(begun.txnid_most_bits, begun.txnid_least_bits)
         return Attempt(self.context, self._coordinators, self, id)
 
     async def commit_group(
@@ -85,16 +81,16 @@ class TransactionKey(KeyHolder):
         batch: int,
         positions: str | None = None,
     ) -> CommittedGroup:
-        """Commit the group of that nonce, of its attempts only the winners, for a batch of a query.
+        """Commit the winners of the group of that nonce, for a batch of a query.
 
-        `group` is None if no attempt was begun: then the batch is recorded.  `positions` is kept
-        with it.  Asking again for the same is answered the same.  A batch that is not above the
-        last one of its query was committed before: the group is aborted, and the answer says so.
+        `group` is None if no attempt was begun: then only the batch is recorded.  `positions` is
+        stored with it.  The same call again has the same result.  A batch that is not above the
+        last one of its query was committed before: then the group is aborted, and `done` is true.
 
-        Raises `InvalidTransactionStatus` if the group has ended otherwise (its time was up, or it
-        was aborted), `ExpiredTransaction`, `TransactionKeyFenced`, `NotSupported`, `NotAllowed` if
-        a winner is no attempt of the group, or all of it is too large for one record.
-        `OperationTimedOut`: the broker has not said whether it committed; asking again tells.
+        Raises `InvalidTransactionStatus` if the group has timed out or was aborted,
+        `ExpiredTransaction`, `TransactionKeyFenced`, `NotSupported`, `NotAllowed` if a winner is
+        not an attempt of the group or the commit is too large for one record, and
+        `OperationTimedOut` if the broker did not answer: call it again to learn the result.
         """
         command = commit_request(nonce, group, winners, query, batch, positions)
         what = f"The commit of batch {batch} of {query!r}"
@@ -104,20 +100,21 @@ class TransactionKey(KeyHolder):
             if not is_retriable(error):
                 raise
             raise OperationTimedOut(
-                f"The broker has not said in time whether batch {batch} of {query!r} was committed "
-                f"({error}) Ask for the same commit again; it tells."
+                f"The broker did not say in time whether batch {batch} of {query!r} was committed "
+                f"({error}) Request the same commit again to learn it."
             ) from error
-        told = answer.commit_group_response
-        named = told.HasField("group_least_bits")
+        result = answer.commit_group_response
+        has_group = result.HasField("group_least_bits")
         return CommittedGroup(
-            told.done, TxnId(told.txnid_most_bits, told.group_least_bits) if named else None
+            result.done,
+            TxnId(result.txnid_most_bits, result.group_least_bits) if has_group else None,
         )
 
     async def abort_group(self) -> bool:
-        """Abort what is open of the key under this epoch; whether something was, by this.
+        """Abort the open group of the key under this epoch; returns whether this aborted one.
 
-        False, too, if it has ended, or if the epoch is not the newest: opening the newest has
-        aborted it.
+        It is False too if the group has ended, or if the epoch is not the newest: opening a newer
+        epoch has aborted it.
         """
         try:
             answer = await self._coordinators.ask_of_key(self, abort_request(), "An abort")
@@ -126,9 +123,9 @@ class TransactionKey(KeyHolder):
         return answer.abort_group_response.aborted
 
     async def extend_group(self, group: TxnId, timeout_s: float) -> None:
-        """Keep the group (or that of an attempt) open for that long from now, at least.
+        """Keep a group open for at least `timeout_s` from now; `group` may be an attempt's id.
 
-        Raises `InvalidTransactionStatus` if it has ended, `TransactionKeyFenced`.
+        Raises `InvalidTransactionStatus` if it has ended, and `TransactionKeyFenced`.
         """
         check_positive("timeout_s", timeout_s)
         command = extend_request(group, math.ceil(timeout_s * 1000))

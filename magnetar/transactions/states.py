@@ -1,16 +1,8 @@
-"""Where a transaction stands.  Pure.
+"""The states of a transaction at its client.  Pure.
 
-    NEW -> OPEN -> COMMITTING -> COMMITTED
-           OPEN, COMMITTING -> ABORTING -> ABORTED
-           OPEN, COMMITTING -> TIMED_OUT            any that has not ended -> FAILED
-
-Rules:
-
-- COMMITTING first waits for all that was sent and acknowledged in it.  What failed there, or takes
-  until the deadline, ends it otherwise; once the broker is asked to commit, nothing but its answer
-  does.
-- TIMED_OUT needs nobody: the broker aborts it by its own clock.
-- FAILED: the broker refused, or did not say in time how it ended.
+NEW -> OPEN -> COMMITTING -> COMMITTED
+       OPEN, COMMITTING -> ABORTING -> ABORTED
+       OPEN, COMMITTING -> TIMED_OUT            any that has not ended -> FAILED
 """
 
 import enum
@@ -28,11 +20,14 @@ class TransactionState(enum.Enum):
     NEW = "new"
     OPEN = "open"
     COMMITTING = "committing"
+    """It waits for all that was sent and acknowledged in it, and then for the broker's answer."""
     COMMITTED = "committed"
     ABORTING = "aborting"
     ABORTED = "aborted"
     TIMED_OUT = "timed out"
+    """Its deadline has passed before the broker was asked to commit; the broker aborts it."""
     FAILED = "failed"
+    """The broker refused a request, or did not say in time how it ended."""
 
     @property
     def is_final(self) -> bool:
@@ -57,5 +52,5 @@ _NEXT: Final[StateTable[TransactionState]] = StateTable(
 
 
 def next_state(now: TransactionState, then: TransactionState) -> TransactionState:
-    """`then`, if a transaction may go there."""
+    """Return `then`.  Raises `InternalError` if a transaction cannot go there."""
     return _NEXT.move(now, then, "A transaction")

@@ -1,20 +1,4 @@
-"""`Transaction`: sends and acknowledgements that all take effect, or none.
-
-Rules:
-
-- What is sent and acknowledged in it is told and counted as `work.py` says.
-- `commit` waits for the outcome of everything in it (`track`).  If one failed the transaction is
-  aborted, and `commit` raises why: what the broker says of transactions as it is, anything else as
-  the cause of `TransactionFailed`.
-- The deadline counts from before the broker heard of the transaction, so it is over here no later
-  than there.  What is asked of the broker before is not given up for it.
-- An end, once asked for, goes on until it is answered or the operation timeout, whoever stops
-  waiting for it; asking for it again waits for the same.  Without an answer the state is FAILED.
-- Leaving the block commits, or aborts on an error; a body that is cancelled is not kept waiting:
-  the abort goes on behind it, and `close` waits for it, for a bounded time.
-- Consumers that acknowledged in it follow it (`when_over`): what did not commit comes to them again
-  when the broker has let go of it, not before.
-"""
+"""`Transaction`: sends and acknowledgements that all take effect, or none."""
 
 import asyncio
 import math
@@ -46,7 +30,7 @@ from magnetar.wire.attachment import is_retriable
 __all__ = ["Transaction", "TxnId"]
 
 _S: Final = TransactionState
-_TOLD_AS_IS: Final = (
+_RAISED_AS_IS: Final = (
     InvalidTransactionStatus,
     TransactionConflict,
     TransactionKeyFenced,
@@ -56,7 +40,15 @@ _TOLD_AS_IS: Final = (
 
 
 class Transaction(Work, ClosedAfterwards):
-    """A transaction: what is sent and acknowledged in it takes effect as one, or not at all."""
+    """A transaction: all that is sent and acknowledged in it takes effect, or nothing.
+
+    Made by `Client.transaction`.  The end of an `async with` block commits it, or aborts it on an
+    error.  If the block is cancelled, the abort goes on in the background; `close` waits for it,
+    for a bounded time.
+
+    A commit or an abort goes on until it is answered or the operation timeout has passed, also if
+    the caller is cancelled; calling it again waits for the same end.
+    """
 
     def __init__(
         self,
@@ -73,32 +65,33 @@ class Transaction(Work, ClosedAfterwards):
         self._id: TxnId | None = None
         self._sealed = False
         self._error: MagnetarError | None = None
-        """What its end raises."""
+        """The error that `commit` raises."""
         self._deadline: asyncio.TimerHandle | None = None
         self._beginning: asyncio.Task[TxnId] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._over_there: bool | None = None
-        """Whether it was committed, once it is over at the broker too."""
-        self._followers: list[Callable[[bool], None]] = []
+        self._committed_at_broker: bool | None = None
+        """Whether it was committed; None until it is over at the broker too."""
+        self._listeners: list[Callable[[bool], None]] = []
         self._asking: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> TxnId:
-        """What the broker calls it.  Raises `AlreadyClosed` unless it has begun."""
+        """The transaction's id at the broker.  Raises `AlreadyClosed` unless it has begun."""
         if self._id is None:
             raise AlreadyClosed("The transaction has not begun; await it, or enter it.")
         return self._id
 
     @property
     def state(self) -> TransactionState:
-        """Where it stands."""
+        """The state of the transaction."""
         return self._state
 
     # Begin and end
 
     async def open(self) -> None:
-        """Begin.  Raises as `Coordinators.begin`."""
+        """Begin.  Raises the errors of `Coordinators.begin`."""
         loop = self._context.loop
+        # From before the request, so that the deadline passes here no later than at the broker.
         began = loop.time()
         ttl_ms = math.ceil(self.timeout_s * 1000)
         self._beginning = loop.create_task(self._coordinators.begin(ttl_ms, self.key))
@@ -106,12 +99,12 @@ class Transaction(Work, ClosedAfterwards):
         self._deadline = loop.call_at(began + self.timeout_s, self._time_is_up)
 
     async def commit(self) -> None:
-        """Make everything in it take effect.
+        """Wait for the outcome of everything in it, and commit.
 
         Raises `TransactionFailed`, `TransactionConflict`, `TransactionTimedOut`,
-        `TransactionNotFound`, `InvalidTransactionStatus`, `ExpiredTransaction`,
-        `TransactionKeyFenced`; it is aborted then, or will be by the broker.  `OperationTimedOut`:
-        the broker has not said whether it committed.
+        `TransactionNotFound`, `InvalidTransactionStatus`, `ExpiredTransaction` or
+        `TransactionKeyFenced` if it is aborted, or will be by the broker.  Raises
+        `OperationTimedOut` if the broker did not say whether it committed.
         """
         check_loop(self._loop)
         if self._state is _S.OPEN:
@@ -121,12 +114,13 @@ class Transaction(Work, ClosedAfterwards):
             raise InvalidTransactionStatus(
                 f"Transaction {self.id} was aborted; begin another one to commit."
             )
-        await self._ended()
+        await self._wait_ended()
 
     async def abort(self) -> None:
-        """Undo everything in it; nothing to do if it has been, or its time is up.
+        """Abort it; does nothing if it is aborted or timed out already.
 
-        Raises as `commit`, when it cannot be: also while it is committed.
+        Raises `InvalidTransactionStatus` while it commits or if it has committed, and the errors of
+        `commit`.
         """
         check_loop(self._loop)
         if self._state is _S.OPEN:
@@ -155,36 +149,37 @@ class Transaction(Work, ClosedAfterwards):
             if self._state is not _S.ABORTED or self._error is not None:
                 await self.commit()
         elif not isinstance(error, Exception):
-            self._abort_behind()
+            self._begin_abort()
         else:
             try:
                 await self._abort_after_error()
             except MagnetarError as failed:
                 error.add_note(f"The transaction could not be aborted: {failed}")
 
-    # What happens in it
+    # Listeners
 
-    def when_over(self, told: Callable[[bool], None]) -> None:
-        """`told(committed)` is called once, when it is over at the broker too.
+    def when_over(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener(committed)` once, when it is over at the broker too.
 
-        Where the broker has not said so, or the time is up, it is asked to abort it first: until
-        then it keeps what was acknowledged in it.  The end of the client tells as well.
+        If it has timed out, or the broker did not say how it ended, the client asks the broker to
+        abort it first: until then the broker holds the messages acknowledged in it.  The close of
+        the client calls the listener too.
         """
-        if self._over_there is not None:
-            self._context.loop.call_soon(told, self._over_there)
+        if self._committed_at_broker is not None:
+            self._context.loop.call_soon(listener, self._committed_at_broker)
             return
-        self._followers.append(told)
+        self._listeners.append(listener)
         if self._state.is_final:
-            self._follow_up()
+            self._call_when_over()
 
-    def _follow_up(self) -> None:
-        """It has ended: tell those that follow it, now or when the broker knows."""
+    def _call_when_over(self) -> None:
+        """Call the listeners of a transaction that has ended, now or after the broker's answer."""
         if self._state in (_S.COMMITTED, _S.ABORTED):
-            self._tell_over(self._state is _S.COMMITTED)
-        elif self._followers and self._asking is None:
-            self._asking = self._tasks.start(self._abort_for_sure())
+            self._call_listeners(self._state is _S.COMMITTED)
+        elif self._listeners and self._asking is None:
+            self._asking = self._tasks.start(self._abort_until_answered())
 
-    async def _abort_for_sure(self) -> None:
+    async def _abort_until_answered(self) -> None:
         committed = False
         backoff = self._context.backoff()
         try:
@@ -198,13 +193,13 @@ class Transaction(Work, ClosedAfterwards):
                     committed = type(error) is InvalidTransactionStatus and self._state is _S.FAILED
                 return
         finally:
-            self._tell_over(committed)
+            self._call_listeners(committed)
 
-    def _tell_over(self, committed: bool) -> None:
-        self._over_there = committed
-        followers, self._followers = self._followers, []
-        for told in followers:
-            told(committed)
+    def _call_listeners(self, committed: bool) -> None:
+        self._committed_at_broker = committed
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(committed)
 
     def _refusal(self, *, ending: bool) -> MagnetarError | None:
         if self._state is _S.OPEN or (ending and self._state is _S.COMMITTING and not self._sealed):
@@ -213,7 +208,7 @@ class Transaction(Work, ClosedAfterwards):
 
     def _spoilt(self, failure: MagnetarError) -> MagnetarError:
         return TransactionFailed(
-            f"Transaction {self.id} can only abort, because of an earlier error "
+            f"Transaction {self.id} can only be aborted, because of an earlier error "
             f"({failure}) Begin another one."
         )
 
@@ -222,8 +217,8 @@ class Transaction(Work, ClosedAfterwards):
     def _end_by(self, work: Coroutine[None, None, None]) -> None:
         self._ending = self._context.loop.create_task(work)
 
-    async def _ended(self) -> None:
-        """Wait for the end that was asked for; raises what it raised."""
+    async def _wait_ended(self) -> None:
+        """Wait for the end that was requested.  Raises its error."""
         if self._ending is not None:
             await asyncio.wait((self._ending,))
         if self._error is not None:
@@ -233,9 +228,9 @@ class Transaction(Work, ClosedAfterwards):
 
     async def _commit(self) -> None:
         while self._unsettled and self._failure is None and self._state is _S.COMMITTING:
-            await self._settles()
+            await self._wait_settled()
         if self._state is not _S.COMMITTING:
-            return  # its time was up
+            return  # The deadline has passed.
         self._sealed = True
         if self._failure is not None:
             self._error = self._because(self._failure)
@@ -252,9 +247,9 @@ class Transaction(Work, ClosedAfterwards):
         try:
             await self._coordinators.end(self.id, commit=commit, key=self.key)
         except MagnetarError as error:
-            self._over_with(self._unknown(error, commit) if is_retriable(error) else error)
+            self._end_failed(self._unknown(error, commit) if is_retriable(error) else error)
         except BaseException:
-            self._over_with(TransactionFailed(f"The end of transaction {self.id} was given up."))
+            self._end_failed(TransactionFailed(f"The end of transaction {self.id} was cancelled."))
             raise
         else:
             self._enter(_S.COMMITTED if commit else _S.ABORTED)
@@ -264,17 +259,17 @@ class Transaction(Work, ClosedAfterwards):
         unknown.__cause__ = error
         return unknown
 
-    def _over_with(self, error: MagnetarError) -> None:
-        """It did not end as was asked for; what was wrong before counts more."""
+    def _end_failed(self, error: MagnetarError) -> None:
+        """Enter FAILED, as it did not end as requested; an earlier error is raised instead."""
         self._error = self._error or error
         self._enter(_S.FAILED)
 
     def _because(self, failure: MagnetarError) -> MagnetarError:
-        if isinstance(failure, (*_TOLD_AS_IS, TransactionFailed)):
+        if isinstance(failure, (*_RAISED_AS_IS, TransactionFailed)):
             return failure
         error = TransactionFailed(
-            f"Transaction {self.id} was aborted, because something in it failed ({failure}) "
-            "Begin another one."
+            f"Transaction {self.id} was aborted, because a send or an acknowledgement in it failed "
+            f"({failure}) Begin another one."
         )
         error.__cause__ = failure
         return error
@@ -290,7 +285,7 @@ class Transaction(Work, ClosedAfterwards):
         self._wake()
 
     def _over(self) -> MagnetarError:
-        """Why nothing can be done in it any more."""
+        """The error for each use after its end."""
         if self._error is not None:
             return type(self._error)(*self._error.args)
         if self._id is None:
@@ -304,20 +299,20 @@ class Transaction(Work, ClosedAfterwards):
         if self._state is _S.NEW:
             self._enter(_S.OPEN)
 
-    def _abort_behind(self) -> None:
-        """Begin to abort, if it can be, and go on."""
+    def _begin_abort(self) -> None:
+        """Begin to abort in the background, if it is open."""
         if self._state is _S.OPEN:
             self._enter(_S.ABORTING)
             self._end_by(self._abort())
 
     async def _abort_after_error(self) -> None:
         if self._state is _S.COMMITTING:
-            raise InvalidTransactionStatus(f"its commit goes on (transaction {self.id}).")
+            raise InvalidTransactionStatus(f"Transaction {self.id} is committing.")
         if self._state in (_S.OPEN, _S.ABORTING):
             await self.abort()
 
     async def _close(self) -> None:
-        """What is begun is waited for; what is open is aborted."""
+        """Wait for what has begun, and abort the transaction if it is open."""
         loop = self._context.loop
         until = loop.time() + TXN_CLOSE_S
         if self._beginning is not None and self._id is None:
@@ -326,7 +321,7 @@ class Transaction(Work, ClosedAfterwards):
             if begun and self._beginning.exception() is None:
                 self._began(self._beginning.result())
             self._beginning.cancel()
-        self._abort_behind()
+        self._begin_abort()
         if self._ending is not None and self._state is _S.COMMITTING and not self._sealed:
             await asyncio.wait((self._ending,), timeout=(until - loop.time()) / 2)
             await self._abort_unsealed(self._ending)
@@ -335,28 +330,30 @@ class Transaction(Work, ClosedAfterwards):
             self._ending.cancel()
             await asyncio.wait((self._ending,))
         if not self._state.is_final:
-            self._over_with(AlreadyClosed("The transaction was closed before it had ended."))
+            self._end_failed(AlreadyClosed("The transaction was closed before it had ended."))
         self._tasks.cancel()
         self._stop_clock()
 
     async def _abort_unsealed(self, commit: asyncio.Task[None]) -> None:
-        """The broker was not asked to commit yet: so that it need not wait for the deadline."""
+        """Abort in place of a commit of which the broker does not know yet."""
+        # Otherwise the broker would have to wait for the deadline.
         if self._state is _S.COMMITTING and not self._sealed:
             self._error = TransactionFailed(
-                f"Transaction {self.id} was closed before everything in it was done; it is aborted."
+                f"Transaction {self.id} was closed before everything in it was settled; it is "
+                "aborted."
             )
             commit.cancel()
             await asyncio.wait((commit,))
             self._enter(_S.ABORTING)
             self._end_by(self._abort())
 
-    # Small things
+    # State
 
     def _enter(self, state: TransactionState) -> None:
         self._state = next_state(self._state, state)
         if state.is_final:
             self._stop_clock()
-            self._follow_up()
+            self._call_when_over()
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:

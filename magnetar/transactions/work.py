@@ -1,12 +1,4 @@
-"""What is sent and acknowledged under one transaction id: of a transaction, or of an attempt.
-
-Rules:
-
-- Before the first send to a segment, and the first acknowledgement on a subscription, the
-  coordinator is told, once; they wait for that.
-- Everything in it is counted until its outcome is known (`track`).  The first that fails is kept
-  (`_failure`): nothing new begins in it afterwards.
-"""
+"""`Work`: the sends and acknowledgements under one transaction id."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -24,11 +16,16 @@ __all__ = ["Work"]
 
 R = TypeVar("R")
 _Name = tuple[str, str | None]
-"""A topic, or a subscription of it."""
+"""A topic, or a topic and a subscription."""
 
 
 class Work(ABC):
-    """The sends and acknowledgements under one transaction id, and the first failure among them."""
+    """The sends and acknowledgements under the id of a transaction or an attempt.
+
+    Before the first send to a segment, and the first acknowledgement on a subscription, it is
+    registered with the coordinator.  Sends and acknowledgements are counted until their outcome is
+    known (`track`).  After the first failure no new one can begin.
+    """
 
     def __init__(
         self, context: ClientContext, coordinators: Coordinators, key: KeyHolder | None
@@ -37,111 +34,115 @@ class Work(ABC):
         self._context = context
         self._loop: Final = context.loop
         self._coordinators = coordinators
-        self._told: dict[_Name, asyncio.Future[None] | None] = {}
+        self._registered: dict[_Name, asyncio.Future[None] | None] = {}
+        """None for those that the coordinator knows; else a future that is done when it does."""
         self._unsettled = 0
         self._settled: asyncio.Future[None] | None = None
         self._failure: MagnetarError | None = None
-        """The first that went wrong in it."""
+        """The first failure in it."""
         self._tasks = BackgroundTasks()
 
     @property
     @abstractmethod
     def id(self) -> TxnId:
-        """What the broker calls it.  Raises `AlreadyClosed` unless it has begun."""
+        """The id at the broker.  Raises `AlreadyClosed` unless it has begun."""
 
     @abstractmethod
     def _refusal(self, *, ending: bool) -> MagnetarError | None:
-        """Why it takes no more, if so.
+        """The error if it accepts no more work.
 
-        `ending`: what was given to it before, and comes only now, is taken while it ends.
+        With `ending`, work that was begun earlier is still accepted while it ends.
         """
 
     @abstractmethod
     def _spoilt(self, failure: MagnetarError) -> MagnetarError:
-        """Why nothing can begin in it any more, because of that failure."""
+        """The error for new work after a failure."""
 
-    # What happens in it
+    # Work
 
     def writing_to(self, topic: str) -> asyncio.Future[None] | None:
-        """None if the coordinator knows; else a future, and sends wait for it (never cancel it).
+        """Register a topic, or segment, to write to.
 
-        `topic` is what is written to: a segment, or a topic that is none.  Raises why no more is
-        taken.
+        Returns None if the coordinator knows it, else a future that sends must wait for (do not
+        cancel it).  Raises an error if no more work is accepted.
         """
         name = topic, None
-        if name in self._told and self._told[name] is None and self._failure is None:
+        # Every message calls this, so the usual case comes first.
+        if name in self._registered and self._registered[name] is None and self._failure is None:
             if (refusal := self._refusal(ending=True)) is not None:
                 raise refusal
-            return None  # every message asks, so the usual answer comes first
-        return self._tell(name, lambda: self._coordinators.add_topic(self.id, topic, self.key))
+            return None
+        return self._register(name, lambda: self._coordinators.add_topic(self.id, topic, self.key))
 
     def acknowledging_on(self, topic: str, subscription: str) -> asyncio.Future[None] | None:
-        """As `writing_to`, for acknowledgements on a subscription."""
-        return self._tell(
+        """Register a subscription to acknowledge on; returns and raises as `writing_to`."""
+        return self._register(
             (topic, subscription),
             lambda: self._coordinators.add_subscription(self.id, topic, subscription, self.key),
         )
 
     def track(self, outcome: "asyncio.Future[R]") -> None:
-        """Something sent or acknowledged in it: its end waits, and it is spoilt if that fails.
+        """Count a send or an acknowledgement: a commit waits for it, and aborts if it fails.
 
-        Raises why no more is taken.
+        Raises an error if no more work is accepted.
         """
         if (refusal := self._refusal(ending=False)) is not None:
             raise refusal
         self._unsettled += 1
-        outcome.add_done_callback(self._outcome)
+        outcome.add_done_callback(self._count_outcome)
 
-    # How it is done
+    # Outcomes
 
-    async def _settles(self) -> None:
-        """Until nothing is left of which the outcome is not known, or something has failed."""
+    async def _wait_settled(self) -> None:
+        """Wait until all outcomes are known, or one has failed."""
         if self._settled is None:
             self._settled = self._context.loop.create_future()
         await asyncio.wait((self._settled,))
 
-    def _outcome(self, outcome: "asyncio.Future[R]") -> None:
+    def _count_outcome(self, outcome: "asyncio.Future[R]") -> None:
         self._unsettled -= 1
         if outcome.cancelled():
             self._fail(
-                TransactionFailed("Something sent or acknowledged in the transaction was given up.")
+                TransactionFailed("A send or an acknowledgement in the transaction was cancelled.")
             )
         elif (error := outcome.exception()) is not None:
             self._fail(error)
         if self._unsettled == 0:
             self._wake()
 
-    def _tell(
+    def _register(
         self, name: _Name, request: Callable[[], Coroutine[None, None, None]]
     ) -> asyncio.Future[None] | None:
         if (refusal := self._refusal(ending=True)) is not None:
             raise refusal
         if self._failure is not None:
             raise self._spoilt(self._failure) from self._failure
-        if name in self._told:
-            return self._told[name]
-        told: asyncio.Future[None] = self._context.loop.create_future()
-        self._told[name] = told
+        if name in self._registered:
+            return self._registered[name]
+        registered: asyncio.Future[None] = self._context.loop.create_future()
+        self._registered[name] = registered
         self._unsettled += 1
-        self._tasks.start(self._say(name, told, request()))
-        return told
+        self._tasks.start(self._send_registration(name, registered, request()))
+        return registered
 
-    async def _say(self, name: _Name, told: asyncio.Future[None], request: Awaitable[None]) -> None:
+    async def _send_registration(
+        self, name: _Name, registered: asyncio.Future[None], request: Awaitable[None]
+    ) -> None:
         try:
             await request
         except BaseException as error:
             self._fail(error)
-            if told.done():
+            if registered.done():
                 return
             if not isinstance(error, MagnetarError):
-                told.cancel()
+                registered.cancel()
                 raise
-            told.set_exception(error)
-            told.exception()  # seen, even if nobody waits
+            registered.set_exception(error)
+            registered.exception()  # Retrieved, so that asyncio does not report it.
         else:
-            self._told[name] = None
-            if not told.done():
-                told.set_result(None)
+            self._registered[name] = None
+            if not registered.done():
+                registered.set_result(None)
         finally:
             self._unsettled -= 1
             if self._unsettled == 0:
@@ -153,7 +154,7 @@ class Work(ABC):
         if isinstance(error, MagnetarError):
             self._failure = error
         else:
-            self._failure = TransactionFailed(f"Something in the transaction failed: {error!r}.")
+            self._failure = TransactionFailed(f"A part of the transaction failed: {error!r}.")
             self._failure.__cause__ = error
         self._wake()
 

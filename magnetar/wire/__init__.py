@@ -1,1 +1,1 @@
-"""Connections of the client: who it asks, how it gets there, and how it comes back."""
+"""Connections of the client to brokers, and attachments that survive their loss."""

@@ -1,17 +1,7 @@
-"""What lives on a connection and comes back after its loss.
+"""`Attachment`: an object that lives on a connection, and attaches again after its loss.
 
-    OPENING -> ATTACHED <-> WAITING        any state but FAILED -> CLOSED
-    OPENING, WAITING -> FAILED
-
-Rules:
-
-- An attempt finds the connection (`find`) and says what is to be said there (`attach`).  What fails
-  for now is tried again after a pause that grows; what fails for good (`retriable`) is `failed`.
-- The first attempts, all together, have a limit of time; later ones go on until `close`.
-- What arrives in the middle of an attempt and undoes it (`again`) makes that attempt fail.
-- What an attempt may have made at the broker without an answer is taken back (`leave`) before the
-  next attempt, and by `close`.
-- No task runs while it is attached.
+OPENING -> ATTACHED <-> WAITING        any state -> CLOSED
+OPENING, WAITING -> FAILED
 """
 
 import asyncio
@@ -40,7 +30,7 @@ __all__ = ["Attachment", "AttachmentState", "is_retriable"]
 
 
 class AttachmentState(enum.Enum):
-    """Where an attachment is."""
+    """The state of an attachment."""
 
     NEW = "new"
     OPENING = "opening"
@@ -65,12 +55,18 @@ _NEXT: Final[StateTable[AttachmentState]] = StateTable(
 
 
 def is_retriable(error: MagnetarError) -> bool:
-    """Whether the same may succeed later."""
+    """Whether the same request may succeed later."""
     return isinstance(error, BrokerError | ClientError) and error.retriable
 
 
 class Attachment(ABC):
-    """Something that lives on a connection and attaches again after its loss.
+    """An object that lives on a connection, and attaches again after its loss.
+
+    An attempt finds the connection (`find`) and attaches there (`attach`).  A retriable error is
+    followed by another attempt after a pause, which grows; any other error fails the attachment.
+    The attempts of `open` share its timeout; later ones go on until `close`.  An attempt that the
+    broker may have carried out without an answer is undone by `leave` before the next one.  No task
+    runs while it is attached.
 
     A subclass is its own `Handler`, or names others in `attach`.
     """
@@ -78,10 +74,10 @@ class Attachment(ABC):
     def __init__(self, context: ClientContext, backoff: Backoff | None = None) -> None:
         self.context = context
         self.connection: Connection | None = None
-        """While attached."""
+        """The connection while it is attached, else None."""
         self.state = AttachmentState.NEW
         self.error: MagnetarError | None = None
-        """Why it failed, or why the last attempt did."""
+        """The error with which it failed, or that of the last attempt."""
         self._backoff = backoff or context.backoff()
         self._touched: Connection | None = None
         self._undone: MagnetarError | None = None
@@ -93,10 +89,10 @@ class Attachment(ABC):
     # For its owner
 
     async def open(self, timeout_s: float | None) -> None:
-        """Return when it is attached for the first time.
+        """Attach for the first time; waits until this has succeeded.  None is no timeout.
 
-        Raises why it cannot be: what the broker refuses for good, or `OperationTimedOut` with the
-        last reason.  Once this raises, or is cancelled, nothing of it is left.  None: no limit.
+        Raises an error that is not retriable, or `OperationTimedOut` with the last error.  When it
+        raises or is cancelled, it is closed.
         """
         if self.state is not _S.NEW:
             raise AlreadyClosed("This has been opened before; ask the client for another one.")
@@ -111,7 +107,7 @@ class Attachment(ABC):
             await self.close()
             raise OperationTimedOut(
                 f"{self.describe()} could not be opened within {timeout_s} s{reason} "
-                "Look whether the brokers are well, or allow more by operation_timeout_s."
+                "Check whether the brokers are well, or raise operation_timeout_s."
             ) from (self.error or error)
         except asyncio.CancelledError:
             await self.close()
@@ -122,7 +118,7 @@ class Attachment(ABC):
             raise AlreadyClosed(f"{self.describe()} was closed while it was opened.")
 
     async def close(self) -> None:
-        """End the trying, and take leave of the broker; bounded in time, in any state.
+        """Stop all attempts, and leave the broker; bounded in time, in any state.
 
         Cancelling it does not stop that.
         """
@@ -131,8 +127,9 @@ class Attachment(ABC):
         await completed(finished(self._closing))
 
     def again(self, error: MagnetarError) -> None:
-        """What is attached is of no use any more: anew, after a pause; or never, if the error is
-        for good.  Nothing happens when it is closed, or failed, or waits already.
+        """Attach again after a pause, or fail if the error is not retriable.
+
+        An attempt that is under way fails with this error.  Does nothing if it is closed or failed.
         """
         if self.state is _S.ATTACHED:
             connection, self.connection = self.connection, None
@@ -150,48 +147,48 @@ class Attachment(ABC):
             self._undone = error
 
     def hurry(self) -> None:
-        """If it waits before another attempt, do not."""
+        """Begin the next attempt now, if it waits before one."""
         self._hurried.set()
 
-    # For the subclass to say
+    # For subclasses
 
     @abstractmethod
     async def find(self) -> Connection:
-        """Where to."""
+        """Find the connection to attach to."""
 
     @abstractmethod
     async def attach(self, connection: Connection) -> None:
-        """What makes it attached; raises.
+        """Attach on a connection.  Raises an error if that fails.
 
-        What is made at the broker is made last: a refusal means that it has nothing.  What `self`
-        is attached to on the connection is detached for it, when this fails and when it ends.
+        The request to the broker must come last: a refusal then means that the broker has nothing.
+        The handlers of `self` on the connection are detached if this fails, and at the end.
         """
 
-    def attached(self) -> None:  # noqa: B027 - not everybody minds
-        """It is attached; before whoever opens it goes on."""
+    def attached(self) -> None:  # noqa: B027 - optional
+        """Called when it is attached, before `open` returns."""
 
-    def detached(self, error: MagnetarError) -> None:  # noqa: B027 - not everybody minds
-        """It was attached and is not any more; it will be again."""
+    def detached(self, error: MagnetarError) -> None:  # noqa: B027 - optional
+        """Called when it is no longer attached, and will attach again."""
 
-    def failed(self, error: MagnetarError) -> None:  # noqa: B027 - not everybody minds
-        """It will not be again; `open` raises it too if it never was."""
+    def failed(self, error: MagnetarError) -> None:  # noqa: B027 - optional
+        """Called when it fails for good; `open` raises the error too if it never was attached."""
 
-    async def leave(self, connection: Connection) -> None:  # noqa: B027 - not everybody minds
-        """What is said to the broker that may have something of it.  Errors are of no matter."""
+    async def leave(self, connection: Connection) -> None:  # noqa: B027 - optional
+        """Undo the attachment at the broker, which may have it.  Errors are ignored."""
 
     def describe(self) -> str:
-        """What it is, as the beginning of a sentence."""
+        """Its name in errors, as the beginning of a sentence."""
         return type(self).__name__
 
-    def received(self, frame: Frame) -> None:  # noqa: B027 - not everybody minds
-        """Handler: what the broker sends it unasked."""
+    def received(self, frame: Frame) -> None:  # noqa: B027 - optional
+        """Handle a command that the broker sends unasked."""
 
     def connection_lost(self, error: ConnectionLost) -> None:
-        """Handler: the connection that it was attached to has gone."""
+        """Attach again, as the connection is lost."""
         self._touched = None
         self.again(error)
 
-    # How it is done
+    # Attempts
 
     def _is(self, state: AttachmentState) -> bool:
         return self.state is state
@@ -200,19 +197,19 @@ class Attachment(ABC):
         self.state = _NEXT.move(self.state, state, "{}", self.describe())
 
     async def _attempt(self, *, pause: bool) -> None:
-        """Try until it is attached or cannot be."""
+        """Try until it is attached or fails."""
         while True:
             if pause:
                 await self._pause()
             try:
-                await self._take_back()
+                await self._leave_touched()
                 self._undone = None
                 await self._attach()
                 return
             except MagnetarError as error:
                 self.error = error
                 if not is_retriable(error):
-                    await self._take_back()
+                    await self._leave_touched()
                     self._fail(error)
                     return
             pause = True
@@ -233,9 +230,9 @@ class Attachment(ABC):
             if self._undone is not None:
                 raise self._undone
             if connection.is_lost:
-                raise ConnectionLost("The connection was lost at once; look into the broker's log.")
+                raise ConnectionLost("The connection was lost at once; read the broker's log.")
         except BrokerError:
-            # Answered: the broker has made nothing.
+            # The broker refused it, so there is nothing to undo.
             if self._undone is None:
                 self._touched = None
             connection.detach_all(self)
@@ -250,8 +247,8 @@ class Attachment(ABC):
         self.attached()
         self._settled.set()
 
-    async def _take_back(self) -> None:
-        """What the broker may have of an attempt that was not answered, or of before."""
+    async def _leave_touched(self) -> None:
+        """Leave the broker of the last attempt or attachment, if it may still have it."""
         connection, self._touched = self._touched, None
         if connection is None:
             return
@@ -271,7 +268,7 @@ class Attachment(ABC):
         self._settled.set()
 
     def _attempts_ended(self, task: asyncio.Task[None]) -> None:
-        """A defect in `find`, `attach` or `attached` fails it, too."""
+        """Fail it if the task ended with a defect in `find`, `attach` or `attached`."""
         if task is not self._attempts or task.cancelled():
             return
         error = task.exception()
@@ -282,7 +279,8 @@ class Attachment(ABC):
                 if connection is not None:
                     connection.detach_all(self)
             failure = InternalError(
-                f"{self.describe()} failed in a way that nobody expected ({error!r}); report it."
+                f"{self.describe()} failed with an unexpected error ({error!r}); report this as a "
+                "bug."
             )
             failure.__cause__ = error
             self._fail(failure)
@@ -295,4 +293,4 @@ class Attachment(ABC):
         if self._attempts is not None:
             self._attempts.cancel()
             await asyncio.wait((self._attempts,))
-        await self._take_back()
+        await self._leave_touched()

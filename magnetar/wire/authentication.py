@@ -1,13 +1,4 @@
-"""Who this client says it is: in CONNECT, and again whenever a broker asks (AUTH_CHALLENGE).
-
-Rules:
-
-- A token that is callable is called anew each time, so what expires can be refreshed.  What it
-  raises fails the connection as `AuthenticationFailed`.
-- Once brokers have believed such a token, the next ones may be missing or refused for a while: that
-  is no reason to give up what the client has made (`TokenNotRenewed`).
-- Tokens are never logged.
-"""
+"""The client's credentials, for CONNECT and AUTH_CHALLENGE.  They are never logged."""
 
 import inspect
 from typing import Protocol
@@ -25,7 +16,7 @@ __all__ = [
 
 
 class Authentication(Protocol):
-    """One way to prove it."""
+    """One method of authentication."""
 
     @property
     def method(self) -> str:
@@ -34,38 +25,38 @@ class Authentication(Protocol):
 
     @property
     def renewed(self) -> bool:
-        """Whether `data` may give something else next time."""
+        """Whether `data` may return other credentials next time."""
         ...
 
     async def data(self) -> bytes:
-        """The proof, fresh.  Raises `AuthenticationFailed`."""
+        """The present credentials.  Raises `AuthenticationFailed`."""
         ...
 
 
 class NoAuthentication:
-    """Anonymous."""
+    """No credentials."""
 
     method = "none"
     renewed = False
 
     async def data(self) -> bytes:
-        """Nothing."""
+        """Empty."""
         return b""
 
 
 class TlsAuthentication:
-    """By the certificate of the TLS connection."""
+    """Authentication by the certificate of the TLS connection."""
 
     method = "tls"
     renewed = False
 
     async def data(self) -> bytes:
-        """Nothing: TLS has shown it."""
+        """Empty: TLS has sent the certificate."""
         return b""
 
 
 class TokenAuthentication:
-    """By a token (JWT)."""
+    """Authentication by a token (JWT); a function is called each time, so tokens can be renewed."""
 
     method = "token"
 
@@ -83,7 +74,7 @@ class TokenAuthentication:
                     token = await token
             except Exception as error:
                 raise AuthenticationFailed(
-                    f"No token could be had ({error!r}); look at the function that gives it."
+                    f"The token function failed ({error!r}); correct the function given as token."
                 ) from error
         if not isinstance(token, str) or not token:
             raise AuthenticationFailed(
@@ -94,7 +85,7 @@ class TokenAuthentication:
 
 
 def authentication_of(settings: ClientSettings) -> Authentication:
-    """The way that these settings choose: the token, else the certificate, else none."""
+    """The method in these settings: the token, else the certificate, else none."""
     if settings.token is not None:
         return TokenAuthentication(settings.token)
     if settings.tls_certificate_file is not None:

@@ -1,12 +1,4 @@
-"""One socket to a broker that has shaken hands; the core decides, this only carries.
-
-Rules:
-
-- What is written in one turn of the loop leaves in one write.
-- A request that is cancelled, or whose time is up, leaves nothing behind but an id whose answer is
-  dropped; the connection goes on.
-- `close` delivers what was written, for a bounded time; everything else that ends it drops it.
-"""
+"""`Connection`: a socket to a broker; `ConnectionCore` has its protocol."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,7 +31,7 @@ PROTOCOL_VERSION: Final = 21
 
 @cache
 def client_version() -> str:
-    """What brokers are told.  Looked up once, for the first connection: it takes a while."""
+    """The name and version that the client sends; cached, as the lookup is slow."""
     from importlib.metadata import version
 
     return f"Magnetar-Python-{version('magnetar')}"
@@ -48,7 +40,7 @@ def client_version() -> str:
 def hello(
     address: BrokerAddress, method: str, proof: bytes, description: str = ""
 ) -> CommandConnect:
-    """CONNECT of this client: of the generation after 5.0.0-M1."""
+    """The command CONNECT of this client, of the generation after 5.0.0-M1."""
     command = CommandConnect(
         client_version="-".join(filter(None, (client_version(), description))),
         protocol_version=PROTOCOL_VERSION,
@@ -69,9 +61,9 @@ def hello(
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a broker after the handshake: the IO around a `ConnectionCore`.
+    """One connection to a broker: the IO around a `ConnectionCore`.  Made by `connect_to`.
 
-    Made by `connect_to`.
+    All bytes of one turn of the loop are written at once.
     """
 
     def __init__(
@@ -100,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._closing = False
         self.when_lost: Callable[[Connection], None] | None = None
 
-    # What the broker said of itself
+    # The broker
 
     @property
     def max_message_size(self) -> int:
@@ -109,7 +101,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def features(self) -> FeatureFlags:
-        """What the broker can do."""
+        """The broker's feature flags."""
         return self._core.connected.feature_flags
 
     @property
@@ -129,26 +121,27 @@ class Connection(asyncio.Protocol):
 
     @property
     def knows_resends(self) -> bool:
-        """Whether the broker stores nothing twice that a producer which comes back sends again.
+        """Whether the broker recognises messages that a producer sends again after a reconnect.
 
-        Magnetar's do; those of Apache Pulsar only where a policy has them deduplicate, and no
-        answer tells whether one does.
+        Such a broker stores none twice.  Magnetar's brokers do; those of Apache Pulsar only with
+        deduplication, which no answer shows.
         """
         return self.segment_reads
 
     @property
     def server_version(self) -> str:
-        """What the broker calls itself."""
+        """The broker's name and version."""
         return self._core.connected.server_version
 
-    # Asking
+    # Requests
 
     async def request(self, command: BaseCommand, timeout_s: float | None = None) -> BaseCommand:
-        """Give the command a request id, send it, and wait for the answer.
+        """Set the command's request id, send it, and wait for the answer.
 
-        `timeout_s` is the client's operation timeout unless given; a producer that the broker lets
-        wait for the topic waits without limit.  Raises the error that the answer carries,
-        `ConnectionLost`, `OperationTimedOut`.
+        `timeout_s` is the client's operation timeout unless given; a producer that the broker has
+        wait for exclusive access waits without limit.  Raises the error in the answer,
+        `ConnectionLost`, `OperationTimedOut`.  If it raises or is cancelled, a late answer is
+        dropped.
         """
         answer: asyncio.Future[BaseCommand] = self._loop.create_future()
         limit_s = self._settings.operation_timeout_s if timeout_s is None else timeout_s
@@ -168,9 +161,10 @@ class Connection(asyncio.Protocol):
         answered: Answered,
         postponed: Callable[[], None] | None = None,
     ) -> int:
-        """As `request`, without a future and without a time; `answered` is called once.
+        """Send a request without a future and a timeout; `answered` is called once.
 
-        Returns the request id, for `forget`.  Raises `ConnectionLost`.
+        `postponed` is called if the broker says that the answer may take any time.  Returns the
+        request id, for `forget`.  Raises `ConnectionLost`.
         """
         request_id = self._ids.request_id()
         getattr(command, FIELD_OF_TYPE[command.type]).request_id = request_id
@@ -178,17 +172,17 @@ class Connection(asyncio.Protocol):
         return request_id
 
     def forget(self, request_id: int) -> None:
-        """`answered` is not called any more."""
+        """Drop the answer of a request: `answered` is not called any more."""
         self._core.requests.forget(request_id)
 
     # Sending
 
     def send(self, command: BaseCommand) -> None:
-        """Send what has no answer.  Raises `ConnectionLost`."""
+        """Send a command that has no answer.  Raises `ConnectionLost`."""
         self.write(encode_command(command))
 
     def write(self, *parts: bytes) -> None:
-        """Put bytes of whole frames on the wire, in order.  Raises `ConnectionLost`."""
+        """Write the bytes of whole frames, in order.  Raises `ConnectionLost`."""
         if self.is_lost:
             self._core.check_usable()
         out = self._out
@@ -197,7 +191,7 @@ class Connection(asyncio.Protocol):
         out += parts
 
     async def drained(self) -> None:
-        """Return when the socket takes more.  Raises `ConnectionLost`."""
+        """Wait until the socket is writable.  Raises `ConnectionLost`."""
         while not self.writable and not self.is_lost:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -211,24 +205,27 @@ class Connection(asyncio.Protocol):
             self._out = []
             self._transport.writelines(out)
 
-    # Being spoken to
+    # Handlers
 
     def attach(self, kind: PeerKind, number: int, handler: Handler) -> None:
-        """What names this number is for `handler` from now on.  Raises `ConnectionLost`."""
+        """Pass commands with this number to `handler`.  Raises `ConnectionLost`."""
         self._core.attach(kind, number, handler)
 
     def detach(self, kind: PeerKind, number: int) -> None:
-        """Nobody has this number any more; what names it is dropped."""
+        """Drop commands with this number from now on."""
         self._core.detach(kind, number)
 
     def detach_all(self, handler: Handler) -> None:
-        """Whatever numbers the handler has."""
+        """Detach a handler from all its numbers."""
         self._core.detach_all(handler)
 
     # The end
 
     async def close(self) -> None:
-        """Deliver what was written, and end.  Cancelling it does not stop that."""
+        """Write the buffered bytes, for CLOSE_FLUSH_S at most, and close.
+
+        Cancelling it does not stop that.
+        """
         await completed(self._close())
 
     async def _close(self) -> None:
@@ -243,17 +240,17 @@ class Connection(asyncio.Protocol):
         await self._gone
 
     def abort(self, error: MagnetarError) -> None:
-        """End it at once, for this reason."""
+        """Close it at once, with this error."""
         self._core.end(error)
 
     async def greeted(self) -> None:
-        """Return when the handshake is done; raises why it failed."""
+        """Wait for the end of the handshake.  Raises its error."""
         await self._greeted
 
-    # What the core decides
+    # Shell of the core
 
     def prove(self, challenge: AuthData) -> None:
-        """Core: the broker wants (fresh) proof."""
+        """See `Shell.prove`."""
         if self._proving is None or self._proving.done():
             self._proving = self._loop.create_task(self._prove())
 
@@ -264,13 +261,13 @@ class Connection(asyncio.Protocol):
             self._core.end(error)
 
     def ready(self, connected: CommandConnected) -> None:
-        """Core: the handshake is done."""
+        """See `Shell.ready`."""
         self._tick()
         if not self._greeted.done():
             self._greeted.set_result(None)
 
     def end(self, error: MagnetarError) -> None:
-        """Core: it is over."""
+        """See `Shell.end`."""
         self.is_lost = True
         if self._keep_alive is not None:
             self._keep_alive.cancel()
@@ -278,7 +275,7 @@ class Connection(asyncio.Protocol):
             self._proving.cancel()
         if not self._greeted.done():
             self._greeted.set_exception(error)
-            self._greeted.exception()  # seen: whoever waits is told all the same
+            self._greeted.exception()  # Retrieved, so that asyncio does not report it.
         self._wake()
         if self._transport is not None:
             if self._closing:
@@ -300,10 +297,10 @@ class Connection(asyncio.Protocol):
         if drained is not None:
             drained.set_result(None)
 
-    # What the socket does
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is there."""
+        """Begin the handshake."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         if self.is_lost:
@@ -312,22 +309,22 @@ class Connection(asyncio.Protocol):
             self._core.begin(self._loop.time())
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes are there."""
+        """Pass received bytes to the core."""
         self._core.received(data, self._loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the socket has gone."""
+        """End the connection, as the socket is closed."""
         why = "closed by the other side" if exc is None else str(exc) or type(exc).__name__
         self._core.socket_lost(why)
         if not self._gone.done():
             self._gone.set_result(None)
 
     def pause_writing(self) -> None:
-        """asyncio: enough waits for the socket."""
+        """Note that the socket's buffer is full."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """asyncio: the socket takes more."""
+        """Note that the socket is writable again."""
         self.writable = True
         self._wake()
 
@@ -346,8 +343,8 @@ def _time_is_up(answer: asyncio.Future[BaseCommand], kind: int, limit_s: float) 
         name = BaseCommand.Type.Name(cast("BaseCommand.Type", kind))
         answer.set_exception(
             OperationTimedOut(
-                f"The broker has not answered {name} within {limit_s:g} s; look whether it is "
-                "overloaded, or allow more by operation_timeout_s."
+                f"The broker did not answer {name} within {limit_s:g} s; check whether it is "
+                "overloaded, or raise operation_timeout_s."
             )
         )
 
@@ -359,10 +356,10 @@ async def connect_to(
     authentication: Authentication,
     tls: SSLContext | None,
 ) -> Connection:
-    """A connection that has shaken hands.
+    """Connect to a broker; returns the connection after the handshake.
 
-    Raises `ConnectionLost` if it cannot be made, or the error by which the broker refuses.  When it
-    raises or is cancelled there is no socket left.
+    Raises `ConnectionLost` if it cannot connect, or the broker's error.  When it raises or is
+    cancelled, the socket is closed.
     """
     connection: Connection | None = None
     try:
@@ -378,7 +375,7 @@ async def connect_to(
             return made
     except BaseException as error:
         if connection is not None:
-            connection.abort(ConnectionLost("The connection was given up while it was made."))
+            connection.abort(ConnectionLost("The connection was cancelled during the handshake."))
             await connection.close()
         if isinstance(error, MagnetarError) or not isinstance(error, OSError):
             raise
@@ -388,8 +385,8 @@ async def connect_to(
 def _not_made(address: BrokerAddress, error: OSError, limit_s: float) -> ConnectionLost:
     if isinstance(error, SSLCertVerificationError):
         return ConnectionLost(
-            f"The broker at {address} shows a certificate that is not trusted ({error}); name its "
-            "authority in tls_trust_file, and connect to a host name that the certificate has."
+            f"The broker at {address} has a certificate that is not trusted ({error}); name its "
+            "authority in tls_trust_file, and connect to a host name of the certificate."
         )
     in_time = f" within {limit_s:g} s"
     why = in_time if isinstance(error, TimeoutError) else f" ({str(error) or type(error).__name__})"

@@ -1,18 +1,10 @@
-"""Pure: one connection to a broker, from CONNECT to its end.
+"""`ConnectionCore`: the protocol of one connection to a broker, from CONNECT to its end.  Pure.
 
     UNSENT -> GREETING -> READY -> ENDED          any state -> ENDED
-    GREETING <-> CHALLENGED                       the broker asks for proof, before CONNECTED
+    GREETING <-> CHALLENGED                       the broker asks for credentials before CONNECTED
 
-Bytes, time and what users want come in by calls; what is to be done comes out through the `Shell`:
-bytes to write, proof to fetch, the end.  Rules:
-
-- What arrives goes, in order, to whoever asked or attached; what is for nobody is dropped, since
-  the broker may not know yet that it was closed.
-- PING is answered at once.  After `keep_alive_s` without a byte the broker is asked for a sign of
-  life, and after as much again the connection is lost.
-- Frames before a bad one are served; then the connection is lost.
-- At the end each request that waits, then each handler, is told once; the handlers are detached.
-- A handler that raises has a defect, which is logged; everybody else is served and told as ever.
+Bytes, time and requests come in by calls.  The `Shell` does the IO: bytes to write, credentials to
+fetch, the end.
 """
 
 import enum
@@ -52,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionState(enum.Enum):
-    """How far the connection has come."""
+    """The state of a connection."""
 
     UNSENT = "unsent"
     GREETING = "greeting"
@@ -83,11 +75,11 @@ _AWAITED: Final[Mapping[ConnectionState, frozenset[int]]] = MappingProxyType(
         _S.CHALLENGED: frozenset({BaseCommand.ERROR}),
     }
 )
-"""What a broker may send before the connection is ready, beside PING and PONG."""
+"""The commands that a broker may send before the connection is ready, beside PING and PONG."""
 
 
 class PeerKind(enum.Enum):
-    """What a broker may speak to, unasked, by its number."""
+    """The kinds of handlers to which a broker sends commands unasked, by number."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -97,29 +89,29 @@ class PeerKind(enum.Enum):
 
 
 class Handler(Protocol):
-    """Who is spoken to."""
+    """The receiver of commands that a broker sends unasked."""
 
     def received(self, frame: Frame) -> None:
-        """What the broker sends it unasked; called in order."""
+        """Called with each command for it, in order."""
 
     def connection_lost(self, error: ConnectionLost) -> None:
-        """Once; it is detached already."""
+        """Called once at the end of the connection; it is detached already."""
 
 
 class Shell(Protocol):
-    """Who does what the core decides."""
+    """The IO of a connection."""
 
     def write(self, *parts: bytes) -> None:
-        """Send them, in order."""
+        """Write bytes, in order."""
 
     def prove(self, challenge: AuthData) -> None:
-        """Fetch fresh proof and hand it to `prove`."""
+        """Fetch the credentials, and pass them to `ConnectionCore.prove`."""
 
     def ready(self, connected: CommandConnected) -> None:
-        """Requests may be made."""
+        """Called when requests can be sent."""
 
     def end(self, error: MagnetarError) -> None:
-        """Close the socket; called once, before anybody else is told."""
+        """Close the socket; called once, before requests and handlers get the error."""
 
 
 _ROUTES: Final[Mapping[int, tuple[PeerKind, str]]] = MappingProxyType(
@@ -152,7 +144,7 @@ _ROUTES: Final[Mapping[int, tuple[PeerKind, str]]] = MappingProxyType(
         ),
     }
 )
-"""Whose number each command names, and where."""
+"""The kind of handler of each command, and the field with its number."""
 _PING: Final = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
 _PONG: Final = encode_command(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
 
@@ -160,7 +152,14 @@ _PONG: Final = encode_command(BaseCommand(type=BaseCommand.PONG, pong=CommandPon
 class ConnectionCore:
     """The state of one connection to a broker, from CONNECT to its end.
 
-    Times are seconds of one clock.
+    Answers go to their requests, and other commands to their handlers, in order.  A command without
+    a handler is dropped: the broker may not know yet that the handler was closed.  PING is answered
+    at once.  After `keep_alive_s` without a byte the core sends PING, and after as much again the
+    connection is lost.  A malformed frame ends the connection, after the frames before it.  At the
+    end each pending request, then each handler, gets the error once.
+
+    If a handler raises, that is logged, and all others are served as before.  Times are in seconds
+    of one clock.
     """
 
     def __init__(self, shell: Shell, hello: CommandConnect, keep_alive_s: float) -> None:
@@ -192,7 +191,7 @@ class ConnectionCore:
     # Beginning and end
 
     def begin(self, now: float) -> None:
-        """The socket is there: CONNECT."""
+        """Send CONNECT, as the socket is open."""
         self._enter(ConnectionState.GREETING)
         self._heard_at = now
         self._shell.write(
@@ -200,7 +199,7 @@ class ConnectionCore:
         )
 
     def prove(self, data: bytes) -> None:
-        """The proof that the shell was asked for; during the handshake or later."""
+        """Send the credentials that the broker asked for, during the handshake or later."""
         if self.state is ConnectionState.ENDED:
             return
         if self.state is ConnectionState.CHALLENGED:
@@ -216,7 +215,7 @@ class ConnectionCore:
         )
 
     def end(self, error: MagnetarError) -> None:
-        """It is over; the first reason counts."""
+        """End the connection, unless it has ended already."""
         if self.state is ConnectionState.ENDED:
             return
         self._enter(ConnectionState.ENDED)
@@ -231,23 +230,23 @@ class ConnectionCore:
         for handler in handlers:
             try:
                 handler.connection_lost(lost)
-            except Exception as defect:  # noqa: BLE001 - whatever it is: the others are told
+            except Exception as defect:  # noqa: BLE001 - the other handlers must get the error
                 _defect(handler, "its loss of the connection", defect)
 
     def socket_lost(self, why: str) -> None:
-        """The socket has gone."""
+        """End the connection, as the socket is closed."""
         said = f"; it had said: {self._refusal}" if self._refusal else ""
-        advice = "look whether the broker runs, and at its log."
+        advice = "check whether the broker runs, and read its log."
         if self.state is ConnectionState.GREETING:
-            # Brokers end a handshake that they do not understand, or do not want, without a word.
+            # Brokers end a handshake that they do not understand, or refuse, without an answer.
             advice = (
-                "look whether it expects TLS (pulsar+ssl://), whether it trusts the certificate "
-                "that it was shown, and at its log."
+                "check whether it expects TLS (pulsar+ssl://) and whether it trusts this client's "
+                "certificate, and read its log."
             )
         self.end(ConnectionLost(f"The connection to the broker was lost ({why}{said}); {advice}"))
 
     def check_usable(self) -> None:
-        """Raises `ConnectionLost` unless requests may be made."""
+        """Raises `ConnectionLost` unless requests can be sent."""
         if self.state is ConnectionState.READY:
             return
         raise ConnectionLost(
@@ -259,19 +258,19 @@ class ConnectionCore:
     def _enter(self, state: ConnectionState) -> None:
         self.state = _NEXT.move(self.state, state, "A connection")
 
-    # Who is spoken to
+    # Handlers and requests
 
     def attach(self, kind: PeerKind, number: int, handler: Handler) -> None:
-        """From now on what names this number is for `handler`.  Raises `ConnectionLost`."""
+        """Pass commands with this number to `handler`.  Raises `ConnectionLost`."""
         self.check_usable()
         self._handlers[kind][number] = handler
 
     def detach(self, kind: PeerKind, number: int) -> None:
-        """Nobody has this number any more."""
+        """Drop commands with this number from now on."""
         self._handlers[kind].pop(number, None)
 
     def detach_all(self, handler: Handler) -> None:
-        """Under whatever numbers it is attached."""
+        """Detach a handler from all its numbers."""
         for some in self._handlers.values():
             for number in [number for number, each in some.items() if each is handler]:
                 del some[number]
@@ -291,7 +290,7 @@ class ConnectionCore:
     # Time
 
     def tick(self, now: float) -> float:
-        """Look how long the broker has been silent; returns when to look again, in seconds."""
+        """Check for how long the broker has been silent; returns the seconds to the next check."""
         if self.state is not ConnectionState.READY:
             return self._keep_alive_s
         silent_s = now - self._heard_at
@@ -306,16 +305,16 @@ class ConnectionCore:
             return self._keep_alive_s - waited_s
         self.end(
             ConnectionLost(
-                f"The broker has said nothing for {silent_s:.0f} s, not even when it was asked; "
-                "look whether it and the network are well."
+                f"The broker has sent nothing for {silent_s:.0f} s, not even after a PING; check "
+                "whether it and the network are well."
             )
         )
         return self._keep_alive_s
 
-    # What arrives
+    # Received bytes
 
     def received(self, data: bytes, now: float) -> None:
-        """Bytes of the broker."""
+        """Decode bytes of the broker, and serve their frames."""
         self._heard_at = now
         if self._next_decoder is not None and not self._decoder.buffered_size:
             self._decoder, self._next_decoder = self._next_decoder, None
@@ -325,8 +324,8 @@ class ConnectionCore:
             self._serve(error.frames_before)
             self.end(
                 ConnectionLost(
-                    f"The broker sent what cannot be read: {error} Look whether this address is "
-                    "that of a broker's binary protocol, and whether TLS is used on both sides."
+                    f"The broker sent bytes that cannot be read: {error} Check whether this "
+                    "address is that of a broker's binary protocol, and whether both sides use TLS."
                 )
             )
             return
@@ -352,7 +351,7 @@ class ConnectionCore:
                 if handler is not None:
                     try:
                         handler.received(frame)
-                    except Exception as defect:  # noqa: BLE001 - whatever it is: frames go on
+                    except Exception as defect:  # noqa: BLE001 - other frames must be served
                         _defect(handler, BaseCommand.Type.Name(kind), defect)
             elif kind in ANSWERS:
                 self._answer(command)
@@ -365,15 +364,15 @@ class ConnectionCore:
 
     def _answer(self, command: BaseCommand) -> None:
         if command.type == BaseCommand.ERROR:
-            # Without a request it is the reason why the broker closes.
+            # An ERROR without a request says why the broker closes the connection.
             self._refusal = command.error.message
         try:
             self.requests.answer(command)
-        except Exception as defect:  # noqa: BLE001 - whatever it is: frames go on
+        except Exception as defect:  # noqa: BLE001 - other frames must be served
             _defect(self.requests, BaseCommand.Type.Name(command.type), defect)
 
     def _greeted(self, command: BaseCommand) -> None:
-        """Something before the connection is ready."""
+        """Handle a command before the connection is ready."""
         kind = command.type
         if kind in (BaseCommand.PING, BaseCommand.PONG):
             self._others[kind](command)
@@ -399,14 +398,14 @@ class ConnectionCore:
         self._shell.write(_PONG)
 
     def _pong(self, command: BaseCommand) -> None:
-        """A sign of life, as every byte is."""
+        """Do nothing: every received byte shows that the broker lives."""
 
     def _challenge(self, command: BaseCommand) -> None:
         challenge: CommandAuthChallenge = command.auth_challenge
         self._shell.prove(challenge.challenge)
 
     def _migrated(self, command: BaseCommand) -> None:
-        """TOPIC_MIGRATED: of a producer or of a consumer."""
+        """Pass TOPIC_MIGRATED to its producer or consumer."""
         migrated: CommandTopicMigrated = command.topic_migrated
         producer = migrated.resource_type == CommandTopicMigrated.Producer
         kind = PeerKind.PRODUCER if producer else PeerKind.CONSUMER
@@ -417,16 +416,16 @@ class ConnectionCore:
     def _unexpected(self, name: str) -> None:
         self.end(
             ConnectionLost(
-                f"The broker sent {name}, which it must not in the state {self.state.value}; "
-                "look whether it is a Pulsar broker of version 5."
+                f"The broker sent {name}, which is not allowed in the state {self.state.value}; "
+                "check whether it is a Pulsar broker of version 5."
             )
         )
 
 
-def _defect(whose: object, what: str, defect: Exception) -> None:
+def _defect(handler: object, what: str, defect: Exception) -> None:
     _log.error(
         "handler_failed handler=%s what=%r error=%r",
-        type(whose).__name__,
+        type(handler).__name__,
         what,
         defect,
         exc_info=defect,

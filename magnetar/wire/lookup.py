@@ -1,4 +1,4 @@
-"""LOOKUP: the question which broker serves a topic, and what its answer names.  Pure."""
+"""The command LOOKUP, which finds the broker of a topic, and its answer.  Pure."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ __all__ = ["Owner", "lookup_command", "owner_in"]
 
 
 class Owner(NamedTuple):
-    """Of a topic."""
+    """The broker that serves a topic, or that can be asked for it."""
 
     url: str
     proxied: bool
@@ -17,7 +17,7 @@ class Owner(NamedTuple):
 
 
 def lookup_command(topic: str, *, authoritative: bool, listener_name: str | None) -> BaseCommand:
-    """The question.  `authoritative` as the redirect to the broker that is asked said."""
+    """The command LOOKUP; `authoritative` is as in the redirect to the broker, if there was one."""
     command = CommandLookupTopic(topic=topic, request_id=0, authoritative=authoritative)
     if listener_name is not None:
         command.advertised_listener_name = listener_name
@@ -25,22 +25,22 @@ def lookup_command(topic: str, *, authoritative: bool, listener_name: str | None
 
 
 def owner_in(answer: CommandLookupTopicResponse, topic: str, *, tls: bool) -> Owner:
-    """The broker that it names, to connect to or to ask.  With `tls` only a TLS address is taken.
+    """The broker in an answer.  With `tls` it needs a TLS address.
 
-    Raises `BrokerFailed`, `NotSupported`.
+    Raises `BrokerFailed`, and `NotSupported` if there is no such address.
     """
     if answer.response == CommandLookupTopicResponse.Failed:
         raise BrokerFailed(
-            f"The broker could not look up {topic!r} and gave no reason; look into its log."
+            f"The broker could not look up {topic!r} and gave no reason; read its log."
         )
     url = answer.broker_service_url_tls if tls else answer.broker_service_url
     proxied = answer.proxy_through_service_url
     if not url and proxied:
-        url = answer.broker_service_url  # names the broker; TLS is the proxy's
+        url = answer.broker_service_url  # It names the broker; the proxy has the TLS.
     if not url:
         kind = "TLS " if tls else ""
         raise NotSupported(
-            f"The broker of {topic!r} tells no {kind}address; let it announce one, "
+            f"The broker of {topic!r} announces no {kind}address; let it announce one, "
             "or connect to it by the scheme that it serves."
         )
     return Owner(url, proxied)

@@ -1,19 +1,4 @@
-"""The connections of one client, shared by all of its parts.
-
-Rules:
-
-- One connection for each broker and way there; who asks while it is made waits for the same one.
-- Whoever stops waiting leaves the others undisturbed: a connection once begun is kept for the next.
-- `any` stays with one host of the service URL until that one fails, or is not ready for a lookup;
-  then it is the next one's turn.
-- A lookup goes to any broker first.  A redirect is followed to the broker that it names, a bounded
-  number of times, with the `authoritative` flag that came with it.  Errors are raised as they are:
-  whoever wants the topic tries again.
-- Where lookups said that brokers are behind the service URL, all of them are.
-- What is lost is dropped, and made anew when somebody asks.
-- Which two addresses, with and without TLS, are of one broker is known from the lookups; 5.0.0-M1
-  tells only the one without of those who lead topics.
-"""
+"""`ConnectionPool`: the connections of one client."""
 
 import asyncio
 import random
@@ -42,7 +27,11 @@ __all__ = ["ConnectionPool"]
 
 
 class ConnectionPool:
-    """The connections of one client, one to each broker, shared by all its parts."""
+    """The connections of one client, one to each broker address, shared by all its parts.
+
+    Tasks that need a connection while it is made wait for the same one; cancelling one of them does
+    not stop it.  A lost connection is dropped, and made again when it is needed.
+    """
 
     def __init__(
         self, service_url: str, settings: ClientSettings, ids: Identities, rng: random.Random
@@ -55,7 +44,7 @@ class ConnectionPool:
         self._tls = tls_context(settings) if self._service.tls else None
         self._turn = rng.randrange(len(self._service.hosts))
         self._proxied = False
-        self._believed = False
+        self._authenticated = False
         self._connections: dict[BrokerAddress, Connection] = {}
         self._making: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._tls_urls: dict[str, str] = {}
@@ -68,27 +57,33 @@ class ConnectionPool:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Those that live."""
+        """The live connections."""
         return tuple(self._connections.values())
 
     def tls_url_of(self, url: str) -> str | None:
-        """The TLS address of the broker with this other one, if a lookup has told it."""
+        """The TLS URL of the broker with this plain URL, if a lookup has returned both.
+
+        5.0.0-M1 sends only the plain URL of the brokers that lead topics.
+        """
         return self._tls_urls.get(url)
 
     async def any(self) -> Connection:
-        """A host of the service URL, the next one after a failure.
+        """A connection to a host of the service URL: the same one until it fails.
 
-        Raises what the last one failed with when none can be reached, and at once when one refuses
-        for good.
+        Raises the last error if none can be reached, and at once an error that is not retriable.
         """
         return await self._by_service_url(None)
 
     async def at(self, url: str) -> Connection:
-        """The broker of that URL, as a broker told it."""
+        """A connection to the broker of this URL, which came from a broker."""
+        # If lookups say that brokers are behind the service URL (a proxy), all of them are.
         return await self._to_owner(Owner(url, self._proxied))
 
     async def of_topic(self, topic: str) -> Connection:
-        """The broker that serves a topic, of any domain, now."""
+        """A connection to the broker that serves a topic now, of any domain.
+
+        It follows up to LOOKUP_REDIRECTS redirects, and does not retry.
+        """
         turn = self._turn
         try:
             owner = await self._look_up(topic)
@@ -99,7 +94,7 @@ class ConnectionPool:
         return await self._to_owner(owner)
 
     async def close(self) -> None:
-        """End them all; bounded in time."""
+        """Close all connections; bounded in time."""
         self._closed = True
         making = tuple(self._making.values())
         for task in making:
@@ -123,12 +118,12 @@ class ConnectionPool:
             authoritative = answer.authoritative
             connection = await self._to_owner(owner)
         raise BrokerFailed(
-            f"The brokers sent the lookup of {topic!r} on {LOOKUP_REDIRECTS} times; "
-            "look whether they agree on who owns what."
+            f"The brokers redirected the lookup of {topic!r} {LOOKUP_REDIRECTS} times; "
+            "check whether they agree on its owner."
         )
 
     def _learn_of(self, url: str, tls_url: str) -> None:
-        """A lookup has told these two of one broker; either may be empty."""
+        """Remember the two URLs of one broker in a lookup's answer; either may be empty."""
         if not url or not tls_url:
             return
         self._tls_urls.pop(url, None)
@@ -137,7 +132,7 @@ class ConnectionPool:
             del self._tls_urls[next(iter(self._tls_urls))]
 
     async def _to_owner(self, owner: Owner) -> Connection:
-        """The broker that a lookup named, on the way that it named."""
+        """A connection to the broker in a lookup's answer, through the proxy if it says so."""
         url = parse_service_url(owner.url)
         logical = url.hosts[0]
         tls = url.tls or self.tls
@@ -146,7 +141,7 @@ class ConnectionPool:
         return await self._to(BrokerAddress(logical, logical, tls))
 
     async def _by_service_url(self, broker: HostPort | None) -> Connection:
-        """A broker through any host, or whichever host there is."""
+        """A connection to `broker` through any host of the service URL, or to any such host."""
         hosts = self._service.hosts
         failure: Exception | None = None
         for _ in hosts:
@@ -161,7 +156,7 @@ class ConnectionPool:
         raise failure
 
     def _next_host(self, failed: int) -> None:
-        """Unless somebody else has found the same meanwhile."""
+        """Go on to the next host, unless another task has done so meanwhile."""
         if self._turn == failed:
             self._turn = (failed + 1) % len(self._service.hosts)
 
@@ -188,10 +183,11 @@ class ConnectionPool:
                 address, self._settings, self._ids, self._authentication, self._tls
             )
         except AuthenticationFailed as error:
-            if self._believed and self._authentication.renewed:
+            # A token function has worked before, so it may work again.
+            if self._authenticated and self._authentication.renewed:
                 raise TokenNotRenewed(str(error)) from error
             raise
-        self._believed = True
+        self._authenticated = True
         if not connection.is_lost:
             connection.when_lost = self._lost
             self._connections[address] = connection
@@ -201,7 +197,7 @@ class ConnectionPool:
         if self._making.get(address) is task:
             del self._making[address]
         if not task.cancelled():
-            task.exception()  # seen, even if nobody waits any more
+            task.exception()  # Retrieved, so that asyncio does not report it.
 
     def _lost(self, connection: Connection) -> None:
         if self._connections.get(connection.address) is connection:

@@ -1,13 +1,4 @@
-"""Pure: which answer is whose.
-
-Rules:
-
-- An answer names its request by `request_id`; answers may come in any order.
-- An answer with an error, under either pair of names, is the error that stands for it.
-- A request that is not awaited any more leaves its id behind, so that its late answer is known for
-  what it is; of these the newest are kept.
-- PRODUCER_SUCCESS that is not ready is no answer yet: it says that the next one may take any time.
-"""
+"""`Requests`, which matches answers to requests by `request_id`.  Pure."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -26,7 +17,7 @@ __all__ = ["ANSWERS", "Answered", "Requests", "error_in"]
 
 _log = logging.getLogger(__name__)
 Answered = Callable[[BaseCommand | MagnetarError], None]
-"""Called once: with the answer, or why there is none."""
+"""Called once, with the answer or the error."""
 
 _ERROR_NAMES: Final = (("error", "message"), ("error_code", "error_message"))
 _PRODUCER_SUCCESS: Final = BaseCommand.PRODUCER_SUCCESS
@@ -37,7 +28,7 @@ def _is_answer(name: str) -> bool:
 
 
 def _answers() -> Mapping[int, Callable[[BaseCommand], int]]:
-    """The request id of each kind of answer."""
+    """The function that returns the request id, for each kind of answer."""
     fields = cast("Descriptor", BaseCommand.DESCRIPTOR).fields_by_number
     found: dict[int, Callable[[BaseCommand], int]] = {}
     for name, number in BaseCommand.Type.items():
@@ -50,7 +41,7 @@ def _answers() -> Mapping[int, Callable[[BaseCommand], int]]:
 
 
 def _errors() -> Mapping[int, tuple[str, str, str]]:
-    """Of each kind that can carry one: its field, and the names of code and message."""
+    """The field, and the names of code and message in it, for each kind that can have an error."""
     found: dict[int, tuple[str, str, str]] = {}
     for field in cast("Descriptor", BaseCommand.DESCRIPTOR).fields:
         if field.message_type is None:
@@ -66,7 +57,7 @@ _ERRORS: Final = _errors()
 
 
 def error_in(command: BaseCommand) -> BrokerError | None:
-    """The error that a command of a broker carries."""
+    """The error in a command of a broker, or None."""
     names = _ERRORS.get(command.type)
     if names is None:
         return None
@@ -75,11 +66,11 @@ def error_in(command: BaseCommand) -> BrokerError | None:
     if not body.HasField(code):
         return None
     text = getattr(body, message)
-    return error_of(getattr(body, code), text or "The broker gave no reason; look into its log.")
+    return error_of(getattr(body, code), text or "The broker gave no reason; read its log.")
 
 
 class Requests:
-    """The requests of one connection."""
+    """The requests of one connection that wait for an answer; answers may come in any order."""
 
     __slots__ = ("_forgotten", "_pending", "strays")
 
@@ -87,7 +78,7 @@ class Requests:
         self._pending: dict[int, tuple[Answered, Callable[[], None] | None]] = {}
         self._forgotten: dict[int, None] = {}
         self.strays = 0
-        """Answers to what was never asked."""
+        """The number of answers without a request."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -95,19 +86,19 @@ class Requests:
     def add(
         self, request_id: int, answered: Answered, postponed: Callable[[], None] | None = None
     ) -> None:
-        """`postponed` is called when the broker says that the answer may take any time."""
+        """Add a request; `postponed` is called if its answer may take any time."""
         self._pending[request_id] = (answered, postponed)
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for it any more.  Nothing happens if it has its answer."""
+        """Stop waiting for an answer, if it has not come."""
         if self._pending.pop(request_id, None) is None:
             return
-        self._forgotten[request_id] = None
+        self._forgotten[request_id] = None  # A late answer then is no stray.
         if len(self._forgotten) > FORGOTTEN_REQUESTS:
             del self._forgotten[next(iter(self._forgotten))]
 
     def answer(self, command: BaseCommand) -> None:
-        """Give an answer, of one of the kinds in `ANSWERS`, to whom it belongs."""
+        """Pass an answer, of one of the kinds in `ANSWERS`, to its request."""
         kind = command.type
         request_id = ANSWERS[kind](command)
         waiting = self._pending.get(request_id)
@@ -119,6 +110,7 @@ class Requests:
             return
         answered, postponed = waiting
         if kind == _PRODUCER_SUCCESS and not command.producer_success.producer_ready:
+            # The producer waits for exclusive access: another answer follows, at any time.
             if postponed is not None:
                 postponed()
             return
@@ -126,11 +118,11 @@ class Requests:
         answered(error_in(command) or command)
 
     def fail(self, error: MagnetarError) -> None:
-        """None of them will be answered."""
+        """Fail all requests."""
         pending, self._pending = self._pending, {}
         self._forgotten.clear()
         for answered, _ in pending.values():
             try:
                 answered(error)
-            except Exception:  # noqa: BLE001 - whatever it is: the others are told
+            except Exception:  # noqa: BLE001 - the other requests must get the error
                 _log.exception("request_failed what='to be told of the end'")

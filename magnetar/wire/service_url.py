@@ -1,9 +1,6 @@
-"""Pure: where brokers are, as users and brokers write it.
+"""Service URLs and addresses of brokers.  Pure.
 
-    pulsar://host[:6650][,host[:port]...]            pulsar+ssl://host[:6651][,...]
-
-A `BrokerAddress` has two places: the logical one is the broker that is meant, the physical one what
-is connected to.  They differ when a proxy is between.
+pulsar://host[:6650][,host[:port]...]            pulsar+ssl://host[:6651][,...]
 """
 
 import re
@@ -19,7 +16,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:/@?#\s]+))(?::([0
 
 
 class HostPort(NamedTuple):
-    """A TCP address; the host as it was written, IPv6 without brackets."""
+    """A TCP address; the host is as written, IPv6 without brackets."""
 
     host: str
     port: int
@@ -30,7 +27,10 @@ class HostPort(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Of one broker, and how to get there."""
+    """The address of one broker (`logical`), and the one to connect to (`physical`).
+
+    They differ if there is a proxy between.
+    """
 
     logical: HostPort
     physical: HostPort
@@ -38,7 +38,7 @@ class BrokerAddress:
 
     @property
     def proxied(self) -> bool:
-        """Whether what is connected to must pass everything on."""
+        """Whether the connection goes through a proxy."""
         return self.logical != self.physical
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class ServiceUrl:
-    """One or more hosts that all lead to the same cluster."""
+    """One or more hosts of the same cluster."""
 
     hosts: tuple[HostPort, ...]
     tls: bool

@@ -1,4 +1,4 @@
-"""TLS as it is set: whom to trust, and which certificate to show."""
+"""The TLS context of a client's settings."""
 
 import ssl
 
@@ -9,7 +9,7 @@ __all__ = ["tls_context"]
 
 
 def tls_context(settings: ClientSettings) -> ssl.SSLContext:
-    """For connections to brokers.  Raises `InvalidArgument` for files that cannot be used."""
+    """Make the TLS context.  Raises `InvalidArgument` for files that cannot be used."""
     trust = settings.tls_trust_file
     try:
         context = ssl.create_default_context(cafile=None if trust is None else str(trust))

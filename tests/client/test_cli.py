@@ -169,7 +169,7 @@ async def test_perf_says_why_messages_failed(service: Service, topic: MakeTopic)
         out, err = await perf.communicate()
     assert perf.returncode == 1
     assert out == b"Sent no messages.\n"
-    assert err.startswith(b"magnetar: 2 messages failed; the first: A message takes 6")
+    assert err.startswith(b"magnetar: 2 messages failed; the first: A message has 6")
     assert len(err.splitlines()) == 1
 
 

@@ -281,15 +281,15 @@ async def test_the_message_of_another_consumer_is_not_taken_for_acknowledged(
         await producer.send(b"")
         message = await of_other.receive(20)
         for act in (queue.ack, stream.ack, queue.nack):
-            with pytest.raises(InvalidArgument, match="consumer that gave it"):
+            with pytest.raises(InvalidArgument, match="consumer that received it"):
                 await (act(message) or asyncio.sleep(0))
         wrong: Any
         for wrong in (message.id, None, [message.id]):
             for consumer in (of_other, stream):
-                with pytest.raises(InvalidArgument, match="as receive gave it"):
+                with pytest.raises(InvalidArgument, match="that receive returned"):
                     await consumer.ack(wrong, wait=True)
         async with client.stream_consumer(other.name, "stream") as in_order:
-            with pytest.raises(InvalidArgument, match="consumer that gave it"):
+            with pytest.raises(InvalidArgument, match="consumer that received it"):
                 await in_order.ack(message, wait=True)  # a queue's: it says no position
         await of_other.ack(message, wait=True)
 

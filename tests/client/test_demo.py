@@ -88,6 +88,6 @@ async def test_a_demo_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) 
         demo.send_signal(signal.SIGTERM)
         _, err = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 1
-    assert err == "magnetar: The demo was told to end before it came to its end.\n"
+    assert err == "magnetar: A signal ended the demo before its last step.\n"
     assert list(tmp_path.iterdir()) == []
     assert processes_on(tmp_path) == []

@@ -89,7 +89,7 @@ async def test_a_message_that_came_by_itself_is_not_acknowledged_in_order(
             one.name, "other", schema=STRING, initial_position=InitialPosition.EARLIEST
         ) as alone,
     ):
-        with pytest.raises(InvalidArgument, match="give it to the consumer that gave it"):
+        with pytest.raises(InvalidArgument, match="pass it to the consumer that received it"):
             await everything.ack(await alone.receive(WAIT_S))
         await everything.ack(await everything.receive(WAIT_S))
 
@@ -107,11 +107,11 @@ async def test_namespace_queue_refuses_to_ack_a_foreign_message(
     ):
         message = await alone.receive(WAIT_S)
         for act in (everything.ack, everything.nack):
-            with pytest.raises(InvalidArgument, match="consumer that gave it"):
+            with pytest.raises(InvalidArgument, match="consumer that received it"):
                 act(message)
             wrong: Any
             for wrong in (None, "a", [message]):
-                with pytest.raises(InvalidArgument, match="as receive gave it"):
+                with pytest.raises(InvalidArgument, match="that receive returned"):
                     act(wrong)
 
 

@@ -19,7 +19,7 @@ from magnetar.reads import (
     take_pieces,
 )
 from magnetar.reads.plan import PlanLimits
-from magnetar.reads.stock_reads import plan_on_stock, read_on_stock
+from magnetar.reads.reader_fallback import plan_by_reader, read_by_reader
 from tests.client.conftest import MakeTopic
 from tests.support.child_process import once_it_is
 
@@ -33,7 +33,7 @@ def in_bulk(client: magnetar.Client, topic: str, start: Position, end: Position)
 
 
 def as_readers_do(client: magnetar.Client, topic: str, start: Position, end: Position) -> Reading:
-    return read_on_stock(client.context, topic, start, end, 1024 * 1024)
+    return read_by_reader(client.context, topic, start, end, 1024 * 1024)
 
 
 both = pytest.mark.parametrize("read", [in_bulk, as_readers_do])
@@ -194,7 +194,7 @@ async def test_a_segment_that_is_gone(
     with pytest.raises(TopicNotFound):
         await client.plan_range(segment.topic)
     with pytest.raises(TopicNotFound):
-        await plan_on_stock(client.context, segment.topic, None, None, PlanLimits())
+        await plan_by_reader(client.context, segment.topic, None, None, PlanLimits())
     with pytest.raises(TopicNotFound):
         await all_of(read(client, segment.topic, EARLIEST, LATEST))
 
@@ -206,16 +206,16 @@ async def test_a_plan_as_readers_make_it(client: magnetar.Client, topic: MakeTop
     first, last = Position(*ids[0].entry.key), Position(*ids[-1].entry.key)
     behind = Position(last.ledger_id, last.entry_id + 1)
     segment = await only_segment(client, name)
-    plan = await plan_on_stock(client.context, segment.topic, None, None, PlanLimits())
+    plan = await plan_by_reader(client.context, segment.topic, None, None, PlanLimits())
     assert (plan.start, plan.end, plan.horizon, plan.raw_end) == (first, behind, behind, behind)
     assert plan.earliest == first
     assert plan.messages is None
     assert plan.sealed is None
-    plan = await plan_on_stock(client.context, segment.topic, last, None, PlanLimits(1, 1))
+    plan = await plan_by_reader(client.context, segment.topic, last, None, PlanLimits(1, 1))
     assert (plan.start, plan.end) == (last, behind)
     limits = PlanLimits(from_publish_time_ms=1)
     with pytest.raises(NotSupported):
-        await plan_on_stock(client.context, segment.topic, None, None, limits)
+        await plan_by_reader(client.context, segment.topic, None, None, limits)
 
 
 @bulk
@@ -331,7 +331,7 @@ async def test_end_of_a_plan_follows_transactions(
     segment = await only_segment(client, name)
 
     async def read() -> tuple[list[bytes | None], bool]:
-        plan = await plan_on_stock(client.context, segment.topic, None, None, PlanLimits())
+        plan = await plan_by_reader(client.context, segment.topic, None, None, PlanLimits())
         entries = await all_of(as_readers_do(client, segment.topic, plan.start, LATEST))
         return columns_of(entries).values, plan.horizon == plan.raw_end
 

@@ -1,1 +1,1 @@
-"""`magnetar demo`: a pipeline, a crash in the middle of it, and the proof that all is whole."""
+"""`magnetar demo`: a pipeline, crashes in the middle of it, and a count of what came out."""

@@ -1,14 +1,14 @@
-"""The count that the demo ends with.  Pure.
-
-Rules: an order is `customer` and `number`, numbers of one customer go up by one from 0.  There must
-be exactly one bill for each order, and the bills of a customer come in the order of their numbers.
-"""
+"""The count that the demo ends with.  Pure."""
 
 from collections import Counter
 
 
 class Audit:
-    """Bills as they are read, against the orders that were written."""
+    """Compares the bills that were read with the orders that were written.
+
+    An order is a customer and a number; the numbers of a customer count from 0.  Each order must
+    have exactly one bill, and the bills of a customer must come in the order of their numbers.
+    """
 
     def __init__(self) -> None:
         self._orders: Counter[str] = Counter()
@@ -17,13 +17,13 @@ class Audit:
         self.out_of_order = 0
 
     def order(self, customer: str) -> int:
-        """An order is written: its number."""
+        """Count an order; returns its number."""
         number = self._orders[customer]
         self._orders[customer] += 1
         return number
 
     def bill(self, customer: str, number: int) -> None:
-        """A bill is read."""
+        """Count a bill."""
         self._bills[customer, number] += 1
         if self._bills[customer, number] == 1:
             self.out_of_order += number != self._next[customer]
@@ -51,7 +51,7 @@ class Audit:
 
     @property
     def doubled(self) -> int:
-        """Bills too many: second ones, and those that nobody ordered."""
+        """Bills too many: second bills of an order, and bills without an order."""
         return self.bills - self.billed
 
     @property
@@ -60,7 +60,7 @@ class Audit:
         return not (self.lost or self.doubled or self.out_of_order)
 
     def verdict(self) -> str:
-        """In one sentence."""
+        """The count in one sentence."""
         return (
             f"{self.orders:,} orders, {self.bills:,} bills: {self.lost:,} lost, "
             f"{self.doubled:,} doubled, {self.out_of_order:,} out of order"

@@ -1,9 +1,4 @@
-"""The processes of the demo: a broker, and workers.
-
-Rules: each leads a process group of its own, which `kill` ends by SIGKILL; a broker comes back on
-its ports and data; a worker ends by itself when the demo is gone, as its input ends then.  What
-they say is in files beside the data.
-"""
+"""The processes of the demo: a broker and workers, each in a process group of its own."""
 
 import asyncio
 import json
@@ -23,23 +18,23 @@ from magnetar.errors import ClientError
 
 HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_000)
-"""Below the ports of outgoing connections: a client that tries again and again while the broker is
-down must not be given the broker's port, and so reach itself."""
+"""Ports below those of outgoing connections.  Otherwise a client that tries to connect while the
+broker is down could get the broker's port for its own end, and connect to itself."""
 
 
 class DemoFailed(ClientError):
-    """Something did not happen as it must."""
+    """A step of the demo did not happen."""
 
 
 def magnetar_command() -> list[str]:
-    """How the `magnetar` command is run by this Python."""
+    """The words that run the `magnetar` command with this Python.  Raises `DemoFailed`."""
     for script in entry_points(group="console_scripts", name="magnetar"):
         return [sys.executable, "-m", script.module]
     raise DemoFailed("The `magnetar` command is not installed: install the project with pip.")
 
 
 def free_port(rng: random.Random) -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """A port of 127.0.0.1 on which no process listens now."""
     while True:
         port = rng.choice(_PORTS)
         with socket.socket() as listener:
@@ -51,7 +46,10 @@ def free_port(rng: random.Random) -> int:
 
 
 class _Process:
-    """One process at a time, started anew after it was killed."""
+    """A process of the demo, which can be started again after it was killed.
+
+    Its output is in `log_path`.
+    """
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
@@ -75,7 +73,7 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs."""
+        """The id of the process that runs.  Raises `DemoFailed` if none does."""
         return self._running.pid
 
     @property
@@ -85,7 +83,7 @@ class _Process:
         return self._process
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it to the whole group; nothing happens if that is gone."""
+        """Send a signal to the whole process group, if it still exists."""
         if self._process is not None:
             try:
                 os.killpg(self._process.pid, number)
@@ -93,14 +91,14 @@ class _Process:
                 return
 
     async def kill(self) -> None:
-        """SIGKILL, and wait for the end.  Nothing happens if no process runs."""
+        """Kill the process group by SIGKILL and wait for its end, if a process runs."""
         if self._process is not None:
             self.signal(signal.SIGKILL)
             await self._process.wait()
             self._process = None
 
-    async def ended(self) -> int:
-        """Wait for the end; the exit status.  Raises DemoFailed."""
+    async def wait_for_exit(self) -> int:
+        """Wait for the end; returns the exit status.  Raises `DemoFailed`."""
         try:
             async with asyncio.timeout(DEMO_STEP_S):
                 return await self._running.wait()
@@ -108,13 +106,13 @@ class _Process:
             raise self.failure(f"{self.name} did not end in time.") from None
 
     def failure(self, what: str) -> DemoFailed:
-        """An error that shows the end of the log."""
+        """An error with the end of the log."""
         tail = self.log_path.read_text("utf-8", "replace")[-2000:].strip()
         return DemoFailed(f"{what} Its log ends so:\n{tail or '(empty)'}")
 
 
 class DemoBroker(_Process):
-    """`magnetar standalone` on one data directory."""
+    """`magnetar standalone` on one data directory and the same ports at every start."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         super().__init__("broker", directory)
@@ -124,16 +122,16 @@ class DemoBroker(_Process):
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The service URL for clients."""
         return f"pulsar://{HOST}:{self._port}"
 
     @property
     def admin_url(self) -> str:
-        """Where REST is."""
+        """The URL of the admin REST API."""
         return f"http://{HOST}:{self._http_port}"
 
     async def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start the broker and wait until it serves.  Raises `DemoFailed`."""
         process = await self._spawn(
             [
                 *("standalone", "--data-dir", str(self._data), "--bind-host", HOST),
@@ -149,7 +147,7 @@ class DemoBroker(_Process):
             await asyncio.sleep(DEMO_POLL_S)
 
     async def rest(self, method: str, path: str) -> None:
-        """One request below /admin/v2/scalable/public/default.  Raises DemoFailed."""
+        """Send one request below /admin/v2/scalable/public/default.  Raises `DemoFailed`."""
         url = f"{self.admin_url}/admin/v2/scalable/public/default/{path}"
         try:
             await asyncio.to_thread(_request, method, url)
@@ -165,18 +163,19 @@ class DemoBroker(_Process):
 
 
 class DemoWorker(_Process):
-    """The pipeline in a process, that says where it is and holds where it is told to."""
+    """A worker process, which reports events and takes commands (`magnetar.cli.demo.worker`)."""
 
     def __init__(self, name: str, directory: Path, arguments: list[str]) -> None:
         super().__init__(name, directory)
         self._arguments = arguments
 
     async def start(self) -> None:
-        """Start it; it says `ready` when it works."""
+        """Start the worker; its event `ready` says that it works."""
+        # It ends by itself if the demo dies: its input is a pipe, which ends then.
         await self._spawn(["demo-worker", *self._arguments], talks=True)
 
-    async def said(self, event: str) -> Mapping[str, object]:
-        """Read on until it says this."""
+    async def wait_for_event(self, event: str) -> Mapping[str, object]:
+        """Read the worker's events up to this one, which is returned.  Raises `DemoFailed`."""
         stdout = self._running.stdout
         if stdout is None:
             raise DemoFailed(f"{self.name} has no output.")
@@ -185,22 +184,22 @@ class DemoWorker(_Process):
                 while line := await stdout.readline():
                     with self.log_path.open("ab") as log:
                         log.write(line)
-                    told: Mapping[str, object] = json.loads(line)
-                    if told["event"] == event:
-                        return told
+                    report: Mapping[str, object] = json.loads(line)
+                    if report["event"] == event:
+                        return report
         except TimeoutError:
-            raise self.failure(f"{self.name} did not come to say {event!r} in time.") from None
-        raise self.failure(f"{self.name} ended before it said {event!r}.")
+            raise self.failure(f"{self.name} did not report {event!r} in time.") from None
+        raise self.failure(f"{self.name} ended before it reported {event!r}.")
 
-    def tell(self, command: str) -> None:
-        """`hold`: before the next commit; `go`: on where it holds."""
+    def send_command(self, command: str) -> None:
+        """Send `hold` (wait before the next commit) or `go` (go on from there)."""
         stdin = self._running.stdin
         if stdin is not None:
             stdin.write(f"{command}\n".encode())
 
 
 def _request(method: str, url: str) -> None:
-    """Raises OSError, also for an answer that is not well."""
+    """Send one HTTP request.  Raises OSError, also for an answer with an error status."""
     request = urllib.request.Request(url, method=method, data=b"" if method != "GET" else None)
     straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with straight.open(request, timeout=DEMO_STEP_S) as answer:

@@ -1,4 +1,4 @@
-"""Where the demo is told: on a terminal with colours and a bar, else line by line."""
+"""Runs the demo and shows it: on a terminal with colours and a bar, else line by line."""
 
 import asyncio
 import shutil
@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from magnetar.bounds import DEMO_ROOM_BYTES
+from magnetar.bounds import DEMO_DISK_BYTES
+from magnetar.cli.broker_commands import has_broker, install_advice
 from magnetar.cli.demo.processes import DemoFailed
 from magnetar.cli.demo.story import Story
 
@@ -19,12 +20,17 @@ MIB: Final = 1024 * 1024
 
 
 def perform(orders: int, keep: bool) -> bool:
-    """Tell the story; whether all was whole.  Raises DemoFailed."""
+    """Run the demo; returns whether each order has one bill, in order.
+
+    Raises `DemoFailed`, also without `magnetar-broker` or with too little free disk.
+    """
+    if not has_broker():
+        raise DemoFailed(install_advice("demo"))
     place = tempfile.gettempdir()
-    if (free := shutil.disk_usage(place).free) < DEMO_ROOM_BYTES:
+    if (free := shutil.disk_usage(place).free) < DEMO_DISK_BYTES:
         raise DemoFailed(
-            f"Only {free // MIB} MiB are free in {place}, and the demo wants "
-            f"{DEMO_ROOM_BYTES // MIB}: make room, or name another directory by TMPDIR."
+            f"Only {free // MIB} MiB are free in {place}, and the demo needs "
+            f"{DEMO_DISK_BYTES // MIB}: free some, or name another directory by TMPDIR."
         )
     directory = Path(tempfile.mkdtemp(prefix="magnetar-demo-"))
     console = Console(highlight=False, soft_wrap=True)
@@ -39,13 +45,13 @@ def perform(orders: int, keep: bool) -> bool:
             transient=True,
             disable=not console.is_terminal,
         ) as progress:
-            return asyncio.run(_told(directory, orders, progress))
+            return asyncio.run(_run_story(directory, orders, progress))
     finally:
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _told(directory: Path, orders: int, progress: Progress) -> bool:
+async def _run_story(directory: Path, orders: int, progress: Progress) -> bool:
     bar = progress.add_task("", total=orders)
     steps = 0
 
@@ -57,19 +63,19 @@ async def _told(directory: Path, orders: int, progress: Progress) -> bool:
     def billed(bills: int, of: int) -> None:
         progress.update(bar, completed=bills, total=of)
 
-    telling = asyncio.ensure_future(Story(directory, orders, say, billed).tell())
-    told_to_end = False
+    running = asyncio.ensure_future(Story(directory, orders, say, billed).run())
+    terminated = False
 
     def end() -> None:
-        nonlocal told_to_end
-        told_to_end = True
-        telling.cancel()
+        nonlocal terminated
+        terminated = True
+        running.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, end)
     try:
-        return await telling
+        return await running
     except asyncio.CancelledError:
-        if told_to_end:
-            raise DemoFailed("The demo was told to end before it came to its end.") from None
+        if terminated:
+            raise DemoFailed("A signal ended the demo before its last step.") from None
         raise

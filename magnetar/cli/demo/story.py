@@ -1,8 +1,4 @@
-"""The story that `magnetar demo` tells, step by step, with processes that are really killed.
-
-Rules: every step is waited for and counted, nothing is assumed; bills are read by a reader of its
-own from the beginning on, through all that happens; the last line is the verdict.
-"""
+"""The steps of `magnetar demo`, with processes that are really killed."""
 
 import asyncio
 import random
@@ -25,15 +21,15 @@ BILLS: Final = "topic://public/default/bills"
 CUSTOMERS: Final = 40
 BATCH: Final = 25
 MORE_ORDERS: Final = 200
-"""For the zombie."""
+"""Orders for the worker that becomes a zombie."""
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
-"""Told how many orders have bills, of how many."""
+"""Called with the number of orders that have bills, and the number of all orders."""
 
 
 class Story:
-    """One telling, in one directory.  `say` is called once for each step."""
+    """One run of the demo in a directory.  It calls `say` once for each step."""
 
     def __init__(self, directory: Path, orders: int, say: Say, progress: Progress) -> None:
         self._directory = directory
@@ -44,8 +40,11 @@ class Story:
         self._audit = Audit()
         self._workers: list[DemoWorker] = []
 
-    async def tell(self) -> bool:
-        """Whether all is whole.  Raises DemoFailed when a step does not happen."""
+    async def run(self) -> bool:
+        """Do all steps; returns whether each order has one bill, in order.
+
+        Raises `DemoFailed` when a step does not happen.
+        """
         began_s = time.monotonic()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._kill_all)
@@ -96,18 +95,18 @@ class Story:
         return worker
 
     async def _kill_broker(self, worker: DemoWorker) -> None:
-        held = await worker.said("holding")
+        held = await worker.wait_for_event("holding")
         await self._broker.kill()
         self._say(
             f"{self._billed()}, transaction {held['transaction']} is open with {held['orders']} "
             "more. SIGKILL to the broker."
         )
         took_s = await _timed(self._broker.start())
-        worker.tell("go")
+        worker.send_command("go")
         self._say(f"The broker is back on its data after {took_s:.1f} s. The worker goes on.")
 
     async def _kill_worker(self, worker: DemoWorker) -> None:
-        held = await worker.said("holding")
+        held = await worker.wait_for_event("holding")
         await self._broker.rest("POST", "orders/split/0")
         self._say(
             f"{self._billed()}, transaction {held['transaction']} is open with {held['orders']} "
@@ -118,7 +117,7 @@ class Story:
 
     async def _replace(self, reading: "asyncio.Future[None]") -> tuple[DemoWorker, bool]:
         worker = await self._worker("worker-2")
-        keys = bool((await worker.said("ready"))["keys"])
+        keys = bool((await worker.wait_for_event("ready"))["keys"])
         how = (
             "It opens the pipeline's transaction key, which aborts the dead one's transaction."
             if keys
@@ -132,10 +131,10 @@ class Story:
     async def _fence(
         self, client: magnetar.Client, zombie: DemoWorker, reading: "asyncio.Future[None]"
     ) -> None:
-        zombie.tell("hold")
-        await zombie.said("will_hold")
+        zombie.send_command("hold")
+        await zombie.wait_for_event("will_hold")
         await self._write_orders(client, MORE_ORDERS)
-        held = await zombie.said("holding")
+        held = await zombie.wait_for_event("holding")
         zombie.signal(signal.SIGSTOP)
         self._say(f"The worker is paused (SIGSTOP) with {held['orders']} orders in a transaction.")
         worker = await self._worker("worker-3")
@@ -144,9 +143,9 @@ class Story:
         )
         await self._until_whole(reading)
         zombie.signal(signal.SIGCONT)
-        zombie.tell("go")
-        fenced = await zombie.said("fenced")
-        if await zombie.ended() != FENCED_STATUS:
+        zombie.send_command("go")
+        fenced = await zombie.wait_for_event("fenced")
+        if await zombie.wait_for_exit() != FENCED_STATUS:
             raise zombie.failure("The zombie did not end as it says it would.")
         self._say(f"The zombie wakes up and wants to commit. It is refused: {fenced['error']}.")
         await self._until_whole(reading)
@@ -161,7 +160,7 @@ class Story:
         return worker
 
     async def _read_bills(self, client: magnetar.Client) -> None:
-        """Count every bill that can be seen, from the first one on."""
+        """Count every bill from the first one on, during all steps."""
         async with client.checkpoint_consumer(
             BILLS, schema=str, start=Checkpoint.EARLIEST
         ) as bills:
@@ -171,9 +170,9 @@ class Story:
                 self._progress(self._audit.billed, self._audit.orders)
 
     async def _until_whole(self, reading: "asyncio.Future[None]") -> None:
-        """Until every order has its bill, and for a while nothing more comes.
+        """Wait until every order has its bill and no more bills come for DEMO_SILENCE_S.
 
-        Ends too when nothing comes for long: the verdict says what is lacking then.
+        Ends too when none came for DEMO_STEP_S; the verdict then says what is missing.
         """
         loop = asyncio.get_running_loop()
         seen, since_s = self._audit.bills, loop.time()
@@ -196,7 +195,7 @@ class Story:
 
 
 async def _timed(step: Awaitable[None]) -> float:
-    """How long it took, in seconds."""
+    """Await a step; returns how long it took, in seconds."""
     began_s = time.monotonic()
     await step
     return time.monotonic() - began_s

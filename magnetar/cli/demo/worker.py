@@ -1,13 +1,4 @@
-"""The pipeline of the demo: reads orders, writes one bill for each, all or nothing.
-
-Rules: up to `--batch` orders, their bills and the acknowledgement are one transaction.  What fails
-in between is aborted and begun anew from what is acknowledged; when somebody else opens the key the
-worker has been replaced, and ends.  Each step is told in one line of JSON on standard output:
-`ready`, `holding`, `committed`, `again`, `fenced`.  Before it commits a transaction that
-`--hold-at` names (they are counted from 1), or the next one after it read `hold` (then it says
-`will_hold`), the worker says `holding` and waits until it reads `go`.  The end of its input is its
-end.
-"""
+"""The pipeline of the demo: reads orders and writes one bill for each, in transactions."""
 
 import asyncio
 import json
@@ -32,7 +23,7 @@ FENCED_STATUS = 3
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker is told."""
+    """The options of a worker."""
 
     url: str
     orders: str
@@ -42,42 +33,52 @@ class Work:
 
 
 class Worker:
-    """One worker, with its input and output."""
+    """One worker, with its input and output.
+
+    Up to `batch` orders, their bills and the acknowledgement are one transaction.  If one fails, it
+    is aborted, and the worker begins anew after what is acknowledged.  If another worker opens the
+    transaction key, this one ends.
+
+    The worker reports each event as one line of JSON on standard output: `ready`, `holding`,
+    `committed`, `again`, `fenced`.  Before it commits a transaction that `hold_at` names (counted
+    from 1), or the next one after it read `hold` (and reported `will_hold`), it reports `holding`
+    and waits until it reads `go`.  It ends when its input ends.
+    """
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._told_to_hold = False
-        self._told_to_go = asyncio.Event()
+        self._hold_next = False
+        self._go = asyncio.Event()
         self._begun = 0
         self._committed = 0
 
-    def told(self, command: str) -> None:
-        """A line of its input."""
+    def obey(self, command: str) -> None:
+        """Obey a line of the input: `hold` or `go`."""
         if command == "hold":
-            self._told_to_hold = True
-            self._say("will_hold")
+            self._hold_next = True
+            self._report("will_hold")
         else:
-            self._told_to_go.set()
+            self._go.set()
 
     async def run(self) -> int:
-        """Work until somebody else has the key; the exit status then."""
+        """Work until another worker has the key; returns the exit status for that."""
         async with magnetar.connect(self._work.url) as client:
-            key = await _opened_key(client)
-            self._say("ready", keys=key is not None)
+            key = await _open_key(client)
+            self._report("ready", keys=key is not None)
             while True:
                 try:
                     await self._pipeline(client, key)
                 except (ExpiredTransaction, TransactionKeyFenced) as error:
-                    self._say("fenced", error=type(error).__name__, reason=str(error))
+                    self._report("fenced", error=type(error).__name__, reason=str(error))
                     return FENCED_STATUS
                 except InvalidArgument:
                     raise
                 except MagnetarError as error:
-                    self._say("again", error=type(error).__name__, reason=str(error))
+                    self._report("again", error=type(error).__name__, reason=str(error))
                     await asyncio.sleep(DEMO_AGAIN_S)
 
     async def _pipeline(self, client: magnetar.Client, key: TransactionKey | None) -> None:
-        """Transactions, one after the other, until one fails."""
+        """Run transactions one after the other until one fails."""
         timeout_s = DEMO_KEYLESS_TRANSACTION_S if key is None else DEMO_TRANSACTION_S
         async with (
             client.stream_consumer(
@@ -99,21 +100,21 @@ class Worker:
                     await bills.flush()
                     await self._hold(len(batch))
                 self._committed += len(batch)
-                self._say("committed", orders=self._committed)
+                self._report("committed", orders=self._committed)
 
     async def _hold(self, orders: int) -> None:
-        if self._told_to_hold or self._begun in self._work.hold_at:
-            self._told_to_hold = False
-            self._told_to_go.clear()
-            self._say("holding", transaction=self._begun, orders=orders)
-            await self._told_to_go.wait()
+        if self._hold_next or self._begun in self._work.hold_at:
+            self._hold_next = False
+            self._go.clear()
+            self._report("holding", transaction=self._begun, orders=orders)
+            await self._go.wait()
 
-    def _say(self, event: str, **details: object) -> None:
+    def _report(self, event: str, **details: object) -> None:
         print(json.dumps({"event": event, **details}), flush=True)
 
 
-async def _opened_key(client: magnetar.Client) -> TransactionKey | None:
-    """The pipeline's key, or None where the broker has no transaction keys."""
+async def _open_key(client: magnetar.Client) -> TransactionKey | None:
+    """Open the pipeline's transaction key; None where the broker has no such keys."""
     try:
         return await client.transaction_key("demo-billing")
     except NotSupported:
@@ -121,7 +122,7 @@ async def _opened_key(client: magnetar.Client) -> TransactionKey | None:
 
 
 def run_worker(work: Work) -> int:
-    """Run a worker on this process's input and output; the exit status."""
+    """Run a worker on this process's input and output; returns the exit status."""
     return asyncio.run(_run(work))
 
 
@@ -143,6 +144,6 @@ async def _run(work: Work) -> int:
 
 
 async def _listen(worker: Worker, commands: asyncio.StreamReader) -> None:
-    """Until the input ends."""
+    """Pass lines of the input to the worker until the input ends."""
     while line := await commands.readline():
-        worker.told(line.decode().strip())
+        worker.obey(line.decode().strip())

@@ -73,7 +73,7 @@ async def test_answers_are_lost_until_the_commit_gives_up(copying: Copying) -> N
         aborted = first.hooks.at(Point.ABORT_RETURNED, batch=BATCH)
         first.spawn()
         assert await first.finished() == FAILED
-        assert f"has not said in time whether batch {BATCH}" in first.logs()
+        assert f"did not say in time whether batch {BATCH}" in first.logs()
         assert first.hooks.reached(aborted)
         assert len(relay.lost) > 1, "it was asked again"
         assert group_of(relay.lost)

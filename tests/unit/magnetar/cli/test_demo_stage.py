@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from magnetar.bounds import DEMO_ROOM_BYTES
+from magnetar.bounds import DEMO_DISK_BYTES
 from magnetar.cli.demo.processes import DemoFailed
 from magnetar.cli.demo.stage import perform
 
@@ -17,7 +17,7 @@ def test_demo_refuses_to_start_without_free_disk_space(
 ) -> None:
     def usage(place: str) -> SimpleNamespace:
         assert place == str(tmp_path)
-        return SimpleNamespace(free=DEMO_ROOM_BYTES - 1)
+        return SimpleNamespace(free=DEMO_DISK_BYTES - 1)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", usage)

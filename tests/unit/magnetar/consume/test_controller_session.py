@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from magnetar.consume.assignments import Assignment
-from magnetar.consume.ordered_segments import ControllerSession, can_be_told_to_leave
+from magnetar.consume.ordered_segments import ControllerSession, supports_unsubscribe
 from magnetar.errors import MagnetarError, NotAllowed, NotSupported, error_of
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.server_error import ServerError
@@ -200,4 +200,4 @@ async def test_pulsar_5_m1_gets_no_unsubscribe_at_close(version: str) -> None:
     ["Magnetar 0.1", "Pulsar Server5.0.0", "Pulsar Server5.0.0-M2", "Pulsar Server5.0.0-M10"],
 )
 def test_other_versions_get_an_unsubscribe_at_close(version: str) -> None:
-    assert can_be_told_to_leave(version)
+    assert supports_unsubscribe(version)

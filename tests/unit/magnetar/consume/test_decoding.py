@@ -329,9 +329,9 @@ def test_in_order_it_is_known_what_lies_across_a_place() -> None:
         reader.read(piece, key=(1, at))
     across = reader.chunks.open_across
     assert [across((1, at)) for at in (0, 2, 4, 6)] == [None, (1, 1), (1, 1), (1, 3)]
-    reader.chunks.passed((1, 4))
+    reader.chunks.pass_up_to((1, 4))
     assert across((1, 4)) == (1, 1)
-    reader.chunks.passed((1, 5))
+    reader.chunks.pass_up_to((1, 5))
     assert [across((1, at)) for at in (2, 4, 6)] == [None, (1, 3), (1, 3)]
     reader.read(two[1], key=(1, 7))
     assert [across((1, at)) for at in (6, 7)] == [(1, 3), None]

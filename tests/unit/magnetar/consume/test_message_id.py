@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from magnetar.checkpoint import Checkpoint, CheckpointKind
 from magnetar.errors import InvalidArgument
-from magnetar.message_id import EARLIEST_ENTRY, LATEST_ENTRY, EntryId, MessageId, place_of
+from magnetar.message_id import EARLIEST_ENTRY, LATEST_ENTRY, EntryId, MessageId, sort_key
 
 PLAIN = EntryId(5, 7)
 BATCH = EntryId(5, 300, 2, 10)
@@ -105,15 +105,15 @@ def test_damaged_bytes_are_refused_or_read(data: st.DataObject) -> None:
 
 def test_messages_of_a_batch_of_unknown_size_have_different_places() -> None:
     sent = [EntryId(1, 2, index) for index in range(3)]
-    places = [place_of(each) for each in (*sent, EntryId(1, 2), EntryId(1, 3, 0))]
+    places = [sort_key(each) for each in (*sent, EntryId(1, 2), EntryId(1, 3, 0))]
     assert places == sorted(set(places))
 
 
 def test_a_batch_is_behind_its_messages() -> None:
     ids = [EntryId(1, 1, index, 3) for index in range(3)]
-    places = [place_of(each) for each in (EntryId(1, 0), *ids, EntryId(1, 2), EntryId(2, 0))]
+    places = [sort_key(each) for each in (EntryId(1, 0), *ids, EntryId(1, 2), EntryId(2, 0))]
     assert places == sorted(places)
-    assert place_of(ids[-1]) > place_of(ids[1])
+    assert sort_key(ids[-1]) > sort_key(ids[1])
 
 
 def test_ids_print_as_in_java() -> None:

@@ -137,6 +137,6 @@ async def test_too_many_topics_are_refused() -> None:
     asked = await watching.open(A, B)
     watching.answer(asked, diff=pb.ScalableTopicsDiff(added=[C]))
     error = await asyncio.wait_for(watching.ended.get(), WAIT_S)
-    assert "use properties" in str(error)
+    assert "by properties" in str(error)
     assert watching.told == [Change((A, B), ())]
     await watching.watch.close()

@@ -24,7 +24,7 @@ class FakeTransaction:
     def track(self, outcome: "asyncio.Future[object]") -> None:
         raise AssertionError
 
-    def when_over(self, told: Callable[[bool], None]) -> None:
+    def when_over(self, listener: Callable[[bool], None]) -> None:
         raise AssertionError
 
 

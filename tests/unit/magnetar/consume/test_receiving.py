@@ -23,7 +23,7 @@ class Segment:
     def taken_back(self, received: RawMessage[object]) -> None:
         self.taken_of.remove(received.payload)
 
-    def room(self) -> None:
+    def inbox_has_capacity(self) -> None:
         self.rooms += 1
 
 
@@ -131,7 +131,7 @@ async def test_it_is_full_by_messages_or_bytes_and_tells_once_of_room(
     assert not inbox.is_full
     inbox.put(segment, messages(segment, b"b", b"c"))
     assert inbox.is_full
-    inbox.when_room(segment)
+    inbox.call_when_not_full(segment)
     inbox.take_nowait()
     assert segment.rooms == 0
     inbox.take_nowait()
@@ -144,7 +144,7 @@ async def test_what_is_dropped_is_of_one_segment_or_of_some_entries() -> None:
     one, two = Segment(), Segment()
     inbox.put(one, messages(one, b"a", key=1) + messages(one, b"b", key=2))
     inbox.put(two, messages(two, b"c", key=1))
-    inbox.when_room(two)
+    inbox.call_when_not_full(two)
     assert len(inbox.drop(one, {(1, 1): -1})) == 1
     assert two.rooms == 0
     assert len(inbox.drop(one)) == 1
@@ -172,7 +172,7 @@ class Source:
     def taken_back(self, received: object) -> None:
         self.out -= 1
 
-    def room(self) -> None:
+    def inbox_has_capacity(self) -> None:
         pass
 
 

@@ -161,7 +161,7 @@ class TestALostConnection:
         setting.said(Kind.FLOW)
         setting.connection.is_lost = True
         setting.deliver(1, *[b"a"] * 10)
-        setting.consumer.room()
+        setting.consumer.inbox_has_capacity()
         assert setting.said(Kind.FLOW) == []
         await setting.consumer.close()
 

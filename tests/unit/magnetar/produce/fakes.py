@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from magnetar.layout import Layout, Segment
-from magnetar.produce.outgoing import Outgoing
+from magnetar.produce.outgoing import OutgoingMessage
 
 if TYPE_CHECKING:
     from magnetar.message_id import MessageId
@@ -46,9 +46,9 @@ def outgoing(
     sequence_id: int | None = None,
     txn: tuple[int, int] | None = None,
     deliver_at_ms: int | None = None,
-) -> Outgoing:
+) -> OutgoingMessage:
     """A message."""
-    message = Outgoing(
+    message = OutgoingMessage(
         Result(),
         payload,
         None if key is None else key.encode(),

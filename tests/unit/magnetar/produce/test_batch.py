@@ -6,20 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.produce.batch import BatchLimits, Queue
-from magnetar.produce.outgoing import Outgoing
+from magnetar.produce.outgoing import OutgoingMessage
 from tests.unit.magnetar.produce.fakes import Result, Wait, outgoing
 
 LIMITS = BatchLimits(max_messages=4, max_bytes=1000)
 
 
-def numbers(batches: list[list[Outgoing]]) -> list[list[int]]:
+def numbers(batches: list[list[OutgoingMessage]]) -> list[list[int]]:
     return [[message.number for message in batch] for batch in batches]
 
 
-def cut(queue: Queue, *messages: Outgoing) -> list[list[int]]:
+def cut(queue: Queue, *messages: OutgoingMessage) -> list[list[int]]:
     for message in messages:
         queue.add(message)
-    return numbers(queue.cut())
+    return numbers(queue.take_batches())
 
 
 def test_messages_given_together_are_one_batch_until_it_is_full() -> None:
@@ -100,7 +100,7 @@ def test_nothing_overtakes_what_waits_for_its_transaction() -> None:
 
 
 def test_cancelled_sends_are_dropped_from_the_batch_and_reported() -> None:
-    dropped: list[Outgoing] = []
+    dropped: list[OutgoingMessage] = []
     queue = Queue(LIMITS, (), dropped.append)
     first, second, third = outgoing(), outgoing(), outgoing()
     for message in (first, second, third):
@@ -109,7 +109,7 @@ def test_cancelled_sends_are_dropped_from_the_batch_and_reported() -> None:
     queue.prune()
     assert (dropped, len(queue), queue.size) == ([first], 2, second.size + third.size)
     second.outcome.set_exception(TimeoutError())
-    assert numbers(queue.cut()) == [[0]]
+    assert numbers(queue.take_batches()) == [[0]]
     assert dropped == [first, second]
     queue.add(second)
     queue.add(outgoing())
@@ -133,7 +133,7 @@ def test_every_message_is_in_one_batch_and_every_batch_keeps_the_rules(
     ]
     for message in messages:
         queue.add(message)
-    batches = queue.cut()
+    batches = queue.take_batches()
     flat = [message for batch in batches for message in batch]
     assert sorted(flat, key=lambda message: message.number) == messages
     lasts = [batch[-1].number for batch in batches]
@@ -161,6 +161,6 @@ def test_cancelled_send_does_not_hold_up_later_ones() -> None:
     without.awaits = Wait()
     queue.add(without)
     queue.add(behind)
-    assert queue.cut() == []
+    assert queue.take_batches() == []
     without.outcome.set_exception(TimeoutError())
-    assert queue.cut() == [[behind]]
+    assert queue.take_batches() == [[behind]]

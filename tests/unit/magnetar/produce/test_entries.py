@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from magnetar.compression import CompressionType, decompress
 from magnetar.errors import MessageTooLarge
 from magnetar.produce.entries import EntryEncoder
-from magnetar.produce.outgoing import Outgoing, Sent
+from magnetar.produce.outgoing import OutgoingMessage, SentEntry
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import FrameDecoder, Send
 from magnetar.protocol.message import iter_batch, parse_metadata, payload_of
@@ -27,13 +27,13 @@ def encoder(**changes: object) -> EntryEncoder:
     return EntryEncoder(**(facts | changes))  # type: ignore[arg-type]
 
 
-def numbered(*messages: Outgoing, first: int = 0) -> list[Outgoing]:
+def numbered(*messages: OutgoingMessage, first: int = 0) -> list[OutgoingMessage]:
     for number, message in enumerate(messages, first):
         message.number = number
     return list(messages)
 
 
-def received(sent: Sent) -> tuple[Send, pb.MessageMetadata, bytes]:
+def received(sent: SentEntry) -> tuple[Send, pb.MessageMetadata, bytes]:
     """What the broker gets of one SEND."""
     (send,) = FrameDecoder(100_000_000).feed(b"".join(sent.parts))
     assert isinstance(send, Send)
@@ -45,13 +45,13 @@ def received(sent: Sent) -> tuple[Send, pb.MessageMetadata, bytes]:
     return send, metadata, bytes(payload_of(send.entry))
 
 
-def one(sends: list[Sent]) -> tuple[Send, pb.MessageMetadata, bytes]:
+def one(sends: list[SentEntry]) -> tuple[Send, pb.MessageMetadata, bytes]:
     (sent,) = sends
     return received(sent)
 
 
-def rich(payload: bytes = b"value") -> Outgoing:
-    message = Outgoing(
+def rich(payload: bytes = b"value") -> OutgoingMessage:
+    message = OutgoingMessage(
         outgoing().outcome,
         payload,
         b"key",

@@ -3,7 +3,7 @@
 import pytest
 
 from magnetar.produce.entries import EntryEncoder
-from magnetar.produce.outgoing import Sent
+from magnetar.produce.outgoing import SentEntry
 from magnetar.produce.pending import Pending, Verdict
 from magnetar.protocol.server_error import ServerError
 from tests.unit.magnetar.produce.fakes import outgoing
@@ -11,7 +11,7 @@ from tests.unit.magnetar.produce.fakes import outgoing
 ENCODER = EntryEncoder(producer_id=1, producer_name="p", max_message_size=1000, chunking=True)
 
 
-def sent(*numbers: int) -> Sent:
+def sent(*numbers: int) -> SentEntry:
     messages = [outgoing() for _ in numbers]
     for message, number in zip(messages, numbers, strict=True):
         message.number = number
@@ -73,7 +73,7 @@ def test_an_end_waits_for_the_receipts_of_what_is_older(
     assert not pending.is_over
     pending.receipt(3)
     assert pending.is_over
-    pending.resent()
+    pending.begin_resend()
     assert not pending.is_over
     pending.receipt(4)
     pending.error(6, code)

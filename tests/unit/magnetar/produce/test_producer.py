@@ -94,7 +94,7 @@ def test_batch_that_cannot_be_encoded_fails_alone() -> None:
         outcomes = await asyncio.gather(*sent, return_exceptions=True)
         await producer.close()
         assert world.lost_connections == 0
-        assert producer._room.messages == 0
+        assert producer._capacity.messages == 0
         return outcomes
 
     first, bad, last = run(main())
@@ -432,7 +432,7 @@ def test_what_a_sealed_segment_may_have_goes_to_its_children_only_where_nobody_k
         if knows == "magnetar":
             assert (await doubtful).segment_id == parent.info.segment_id
         elif in_transaction:
-            with pytest.raises(TransactionFailed, match="nobody can tell"):
+            with pytest.raises(TransactionFailed, match="it is not known whether"):
                 await doubtful
         else:
             assert (await doubtful).segment_id != parent.info.segment_id
@@ -482,7 +482,7 @@ def test_what_may_be_stored_is_sent_again_in_a_transaction_only_where_brokers_kn
         next(iter(segment.attached.values())).connection.lose()
         behind = producer.send_nowait(b"behind", key="k", transaction=work)
         if in_transaction and not knows_resends:
-            with pytest.raises(TransactionFailed, match="nobody can tell"):
+            with pytest.raises(TransactionFailed, match="it is not known whether"):
                 await doubtful
         else:
             await doubtful

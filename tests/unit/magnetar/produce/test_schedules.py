@@ -96,7 +96,7 @@ async def scenario(
     outcomes = await asyncio.gather(*(each[2] for each in sent), return_exceptions=True)
     await producer.close()
     judge(world, [(key, payload) for key, payload, _ in sent], outcomes, losses=losses)
-    assert producer._room.messages == 0
+    assert producer._capacity.messages == 0
     return world
 
 

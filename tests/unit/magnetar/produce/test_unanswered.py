@@ -8,9 +8,9 @@ import pytest
 from magnetar.bounds import ANSWERED_KEPT
 from magnetar.errors import MagnetarError, NotAllowed, OperationTimedOut, ServiceNotReady
 from magnetar.message_id import MessageId
-from magnetar.produce.outgoing import Outgoing, Sent
-from magnetar.produce.room import Room
-from magnetar.produce.unanswered import Unanswered
+from magnetar.produce.capacity import Capacity
+from magnetar.produce.outgoing import OutgoingMessage, SentEntry
+from magnetar.produce.unanswered import UnansweredMessages
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.txn_id import TxnId
 
@@ -19,22 +19,26 @@ class Sending:
     """What a test sends, and what was told of time that is up."""
 
     def __init__(self, timeout_s: float = 1000.0) -> None:
-        self.room = Room(100, 100_000)
+        self.capacity = Capacity(100, 100_000)
         self.expired = 0
         self.trouble: MagnetarError | None = None
-        self.unanswered = Unanswered(self.room, timeout_s, self._expired, lambda: self.trouble)
+        self.unanswered = UnansweredMessages(
+            self.capacity, timeout_s, self._expired, lambda: self.trouble
+        )
 
     def _expired(self) -> None:
         self.expired += 1
 
-    def send(self) -> tuple[Outgoing, "asyncio.Future[MessageId]"]:
+    def send(self) -> tuple[OutgoingMessage, "asyncio.Future[MessageId]"]:
         future: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
-        message = Outgoing(future, b"payload")
+        message = OutgoingMessage(future, b"payload")
         self.unanswered.add(message)
         return message, future
 
-    def stored(self, entry_id: int, *messages: Outgoing, index: int = 0, chunks: int = 1) -> None:
-        sent = Sent(1, 5, messages, (b"", b""), 0, index=index, chunks=chunks)
+    def stored(
+        self, entry_id: int, *messages: OutgoingMessage, index: int = 0, chunks: int = 1
+    ) -> None:
+        sent = SentEntry(1, 5, messages, (b"", b""), 0, index=index, chunks=chunks)
         where = pb.MessageIdData(ledger_id=3, entry_id=entry_id)
         self.unanswered.stored(8, sent, where)
 
@@ -51,7 +55,7 @@ async def test_receipts_resolve_message_ids_and_free_the_queue() -> None:
     ]
     assert first.result().entry.batch_size == 0
     assert third.result().entry.batch_size == 2
-    assert sending.room.messages == 0
+    assert sending.capacity.messages == 0
     assert sending.unanswered.last_sequence_id == 5
 
 
@@ -63,16 +67,16 @@ async def test_a_message_of_chunks_is_stored_with_the_last() -> None:
         sending.stored(20 + index, message, index=index, chunks=3)
     entry = future.result().entry
     assert (entry.first_chunk, entry.entry_id) == ((3, 20), 22)
-    assert sending.room.messages == 0
+    assert sending.capacity.messages == 0
 
 
 async def test_cancelled_send_keeps_its_place_until_the_receipt() -> None:
     sending = Sending()
     message, future = sending.send()
     future.cancel()
-    assert sending.room.messages == 1
+    assert sending.capacity.messages == 1
     sending.stored(1, message)
-    assert sending.room.messages == 0
+    assert sending.capacity.messages == 0
 
 
 async def test_flush_waits_for_what_was_before_it_alone() -> None:
@@ -86,7 +90,7 @@ async def test_flush_waits_for_what_was_before_it_alone() -> None:
     assert not flush.done()
     sending.stored(2, early)
     await flush
-    assert sending.room.messages == 1
+    assert sending.capacity.messages == 1
 
 
 async def test_first_unread_failure_is_reported_once() -> None:
@@ -97,7 +101,7 @@ async def test_first_unread_failure_is_reported_once() -> None:
     assert seen_future.exception() is not None
     assert str(sending.unanswered.unread_failure()) == "b"
     assert sending.unanswered.unread_failure() is None
-    assert sending.room.messages == 0
+    assert sending.capacity.messages == 0
 
 
 async def test_a_flush_tells_no_failure_of_a_message_in_a_transaction() -> None:
@@ -129,7 +133,7 @@ async def test_timed_out_send_names_the_reason() -> None:
             await future
         assert raised.value.__cause__ is sending.trouble
     assert sending.expired == 1
-    assert sending.room.messages == 0
+    assert sending.capacity.messages == 0
     sending.unanswered.close()
 
 
@@ -152,7 +156,7 @@ async def test_failures_at_close_are_not_logged_as_unhandled() -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context["message"]))
     sending.send()
-    sending.unanswered.fail_all(NotAllowed("closed"), told=True)
+    sending.unanswered.fail_all(NotAllowed("closed"), retrieved=True)
     gc.collect()
     assert told == []
     sending.send()

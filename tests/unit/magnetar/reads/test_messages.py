@@ -136,7 +136,7 @@ def broken() -> list[StoredEntry]:
 def test_broken_entry_adds_no_rows(entry: StoredEntry) -> None:
     columns = MessageColumns()
     take_apart(batch(), columns)
-    with pytest.raises(InvalidMessage, match="3:7 cannot be taken apart"):
+    with pytest.raises(InvalidMessage, match="3:7 cannot be decoded"):
         take_apart(entry, columns)
     assert len(columns) == len(columns.keys) == len(columns.batch_indexes) == 4
     assert len(columns.runs) == 1

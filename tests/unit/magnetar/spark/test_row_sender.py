@@ -58,7 +58,7 @@ class Producer:
         receipts, count = self.given[place]
         assert len(segments) == count
         for row, segment in enumerate(segments):
-            receipts.took(row, segment, (1, 1, row, count, -1, None))
+            receipts.add_receipt(row, segment, (1, 1, row, count, -1, None))
 
     async def close(self) -> None:
         self.closed = True

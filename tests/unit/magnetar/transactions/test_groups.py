@@ -177,7 +177,7 @@ async def test_a_commit_without_an_answer_is_never_taken_for_done(
     broker: FakeBroker, key: TransactionKey
 ) -> None:
     broker.answers[K.COMMIT_GROUP] = [ConnectionLost("lost.") for _ in range(1000)]
-    with pytest.raises(OperationTimedOut, match="has not said"):
+    with pytest.raises(OperationTimedOut, match="did not say"):
         await key.commit_group("n", GROUP, [], query="q", batch=8)
 
 
@@ -299,7 +299,7 @@ async def test_settled_raises_the_first_failure(broker: FakeBroker, key: Transac
     outcome.set_exception(PersistenceFailed("The disk is full."))
     with pytest.raises(PersistenceFailed, match="full"):
         await attempt.settled()
-    with pytest.raises(TransactionFailed, match="given up"):
+    with pytest.raises(TransactionFailed, match="cannot be used"):
         attempt.writing_to("segment://s")
 
 

@@ -1,8 +1,4 @@
-"""An attachment that is opened when it is first needed, and awaited by all who need it.
-
-Rules: whoever waits is told when it is attached, and gets the connection; or why it never will be.
-Who stops waiting leaves the others undisturbed.  Waiting has no limit of its own.
-"""
+"""`LazyAttachment`: an attachment that is opened when it is first needed."""
 
 import asyncio
 from abc import ABC
@@ -12,11 +8,11 @@ from magnetar.errors import AlreadyClosed, MagnetarError
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection
 
-__all__ = ["StandingAttachment"]
+__all__ = ["LazyAttachment"]
 
 
-class StandingAttachment(Attachment, ABC):
-    """An attachment that is opened at its first use, and awaited by all who need it."""
+class LazyAttachment(Attachment, ABC):
+    """An attachment that is opened at its first use, for which any number of tasks can wait."""
 
     def __init__(self, context: ClientContext) -> None:
         super().__init__(context)
@@ -24,10 +20,13 @@ class StandingAttachment(Attachment, ABC):
         self._opening: asyncio.Task[None] | None = None
 
     async def ready(self) -> Connection:
-        """The connection, when it is attached.  Raises why it will not be."""
+        """Wait until it is attached; returns the connection.  Has no timeout of its own.
+
+        Raises the error if it fails, and `AlreadyClosed`.
+        """
         if self.state is AttachmentState.NEW:
             self._opening = self.context.loop.create_task(self._open())
-            await asyncio.sleep(0)  # it has begun
+            await asyncio.sleep(0)  # Lets the task begin, so that the state changes.
         while self.connection is None:
             if self.state is AttachmentState.FAILED and self.error is not None:
                 raise self.error
@@ -39,25 +38,25 @@ class StandingAttachment(Attachment, ABC):
         return self.connection
 
     async def close(self) -> None:
-        """As `Attachment.close`; whoever waits is told."""
+        """Close it, and fail all waiting tasks."""
         await super().close()
         self._wake()
         if self._opening is not None:
             await asyncio.wait((self._opening,))
 
     def attached(self) -> None:
-        """Whoever waits goes on."""
+        """Wake all waiting tasks."""
         self._wake()
 
     def failed(self, error: MagnetarError) -> None:
-        """Whoever waits is told."""
+        """Wake all waiting tasks, which raise the error."""
         self._wake()
 
     async def _open(self) -> None:
         try:
             await self.open(None)
         except MagnetarError:
-            pass  # `ready` tells
+            pass  # `ready` raises it.
         finally:
             self._wake()
 

@@ -1,19 +1,6 @@
-"""The same where the broker has no reads of segments (Apache Pulsar 5): over a reader.
+"""Plans and reads of segments over a reader, for brokers without segment reads (Apache Pulsar 5).
 
-Rules:
-
-- A reader is a subscription that the broker does not keep.  It asks for RAW_READER_MESSAGES at a
-  time, and for no more while it holds more bytes than `max_bytes`: with these and what is on its
-  way it holds as much as it may.
-- Where reading ends is what GET_LAST_MESSAGE_ID says: the last message that may be read.  What it
-  says is too little on scalable topics of Apache Pulsar 5.0.0-M1: there it is what it was when
-  somebody asked first.  That more is stored shows by where a reader at the latest message stands,
-  and how much of it may be read by reading: a reader begins a little before the end, then ever
-  further back, and acknowledges what comes.  What was aborted brokers acknowledge themselves, so
-  where the reader stands then may be read up to there.  Nothing for PROBE_S means that an open
-  transaction is in the way.  So the horizon may be told too low, never too high.
-- Nothing is counted, budgets bound nothing, and times choose nothing: `NotSupported`.
-- Brokers leave out by themselves what is aborted, and markers.  `raw` changes nothing.
+A reader is a subscription that is not durable.
 """
 
 import asyncio
@@ -50,27 +37,31 @@ from magnetar.retries import retried
 from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.connection import Connection, PeerKind
 
-__all__ = ["plan_on_stock", "read_on_stock"]
+__all__ = ["plan_by_reader", "read_by_reader"]
 
 
-async def plan_on_stock(
+async def plan_by_reader(
     context: ClientContext,
     topic: str,
     start: Position | None,
     end: Position | None,
     limits: PlanLimits,
 ) -> RangePlan:
-    """The range from `start`, else the first entry, to `end`, or to the end of the segment."""
+    """The range from `start`, else the first entry, to `end`, or to the end of the segment.
+
+    Nothing is counted, and `max_messages` and `max_bytes` bound nothing.  The max read position may
+    be too low, never too high.  Raises `NotSupported` for publish times.
+    """
     if limits.from_publish_time_ms is not None or limits.before_publish_time_ms is not None:
         raise NotSupported(
-            f"The broker of {topic} chooses no range by publish time; give positions, or use a "
+            f"The broker of {topic} cannot plan a range by publish time; give positions, or use a "
             "Magnetar broker."
         )
     ends = await _ends_of(context, topic, start, LATEST if end is None else end)
     async with _reader(context, topic, EARLIEST, window=1) as reader:
-        first = (await reader.stands()).read
+        first = (await reader.position()).read
         if first is None:
-            first = EARLIEST if ends is None else (await reader.some())[0].position
+            first = EARLIEST if ends is None else (await reader.take_entries())[0].position
     horizon, raw_end = (first, first) if ends is None else ends
     begin = first if start is None else start
     return RangePlan(
@@ -92,24 +83,27 @@ async def plan_on_stock(
     )
 
 
-async def read_on_stock(
+async def read_by_reader(
     context: ClientContext, topic: str, start: Position, end: Position, max_bytes: int
 ) -> AsyncGenerator[list[StoredEntry], None]:
-    """The entries from `start` on, as they come, up to `end` or the end of the segment by now."""
+    """The entries from `start` on, as they come, up to `end` or the present end of the segment.
+
+    Brokers send a reader neither aborted messages nor markers.
+    """
     ends = await _ends_of(context, topic, start, end)
     if ends is None:
         return
     async with _reader(context, topic, start, max_bytes, acknowledging=True) as reader:
         last = min(end, ends.horizon)
         position = start
-        while position < last and (came := await reader.some(last)):
+        while position < last and (came := await reader.take_entries(last)):
             position = came[-1].next_position
-            for entries in _cut([each for each in came if each.position < last], max_bytes):
+            for entries in _parts_of([each for each in came if each.position < last], max_bytes):
                 yield entries
 
 
 class _Ends(NamedTuple):
-    """Of a segment: how far it may be read, and where what is stored ends."""
+    """The max read position of a segment, and the end of its stored entries."""
 
     horizon: Position
     raw_end: Position
@@ -118,40 +112,43 @@ class _Ends(NamedTuple):
 async def _ends_of(
     context: ClientContext, topic: str, start: Position | None, wanted: Position
 ) -> _Ends | None:
-    """Find where reading may begin and end; None: nothing may be read.
+    """Find the ends of a segment; None if no message can be read.
 
-    `wanted`: what lies behind it need not be known.
+    The max read position need not be known beyond `wanted`.
     """
     async with _reader(context, topic, LATEST, window=1) as tail:
-        told = await tail.stands()
-    if told.read is None or (told.last is not None and told.last >= told.read):
-        return None if told.last is None else _Ends(told.last, told.last)
-    wanted = min(wanted, told.read)
+        latest = await tail.position()
+    if latest.read is None or (latest.last is not None and latest.last >= latest.read):
+        return None if latest.last is None else _Ends(latest.last, latest.last)
+    # On scalable topics of Apache Pulsar 5.0.0-M1 GET_LAST_MESSAGE_ID keeps its first answer.  The
+    # position of a reader at the latest message shows that more is stored.  How much of that can be
+    # read shows only by reading it.
+    wanted = min(wanted, latest.read)
     least = EARLIEST if start is None else start
-    for place in _backwards(least, wanted):
-        found = await _read_from(context, topic, place, wanted)
-        if found > place:
-            return _Ends(found, told.read)
-    return _Ends(least, told.read)
+    for begin in _backwards(least, wanted):
+        found = await _read_from(context, topic, begin, wanted)
+        if found > begin:
+            return _Ends(found, latest.read)
+    return _Ends(least, latest.read)
 
 
 def _backwards(start: Position, end: Position) -> Iterator[Position]:
-    """Where to begin to read, one after the other: before the end, and at last at the start."""
+    """Positions to begin a probe at: shortly before the end, then further back, last the start."""
     distance = 1
     while distance <= end.entry_id:
-        place = Position(end.ledger_id, end.entry_id - distance)
-        if place <= start:
+        begin = Position(end.ledger_id, end.entry_id - distance)
+        if begin <= start:
             break
-        yield place
+        yield begin
         distance *= PROBE_STEP
     yield start
 
 
 async def _read_from(
-    context: ClientContext, topic: str, place: Position, wanted: Position
+    context: ClientContext, topic: str, begin: Position, wanted: Position
 ) -> Position:
-    """How far it may be read from a place on, unless it is `wanted` and more; else the place."""
-    async with _reader(context, topic, place, acknowledging=True) as reader:
+    """The position up to which it can be read from `begin` on; it need not exceed `wanted`."""
+    async with _reader(context, topic, begin, acknowledging=True) as reader:
         return await reader.read_up_to(wanted)
 
 
@@ -165,7 +162,7 @@ async def _reader(
     *,
     acknowledging: bool = False,
 ) -> AsyncIterator["_RawReader"]:
-    """A reader that is attached, and left afterwards."""
+    """An open reader, closed afterwards."""
     reader = _RawReader(context, topic, start, max_bytes, window, acknowledging=acknowledging)
     try:
         await reader.open(context.settings.operation_timeout_s)
@@ -174,8 +171,8 @@ async def _reader(
         await reader.close()
 
 
-def _cut(entries: Sequence[StoredEntry], max_bytes: int) -> Iterator[list[StoredEntry]]:
-    """In lists of that many bytes, or of one entry."""
+def _parts_of(entries: Sequence[StoredEntry], max_bytes: int) -> Iterator[list[StoredEntry]]:
+    """The entries in lists of at most that many bytes, or of one entry."""
     part: list[StoredEntry] = []
     size = 0
     for entry in entries:
@@ -188,17 +185,20 @@ def _cut(entries: Sequence[StoredEntry], max_bytes: int) -> Iterator[list[Stored
         yield part
 
 
-class _Stands(NamedTuple):
-    """What GET_LAST_MESSAGE_ID says."""
+class _ReaderPosition(NamedTuple):
+    """The answer to GET_LAST_MESSAGE_ID."""
 
     last: Position | None
-    """Behind the last message that may be read; None: there is none."""
+    """The position after the last message that can be read; None if there is none."""
     read: Position | None
-    """Up to where everything is acknowledged; None: not told."""
+    """The position up to which everything is acknowledged; None if the broker does not say."""
 
 
 class _RawReader(Attachment):
-    """Entries of a segment as the broker sends them."""
+    """Reads entries of a segment as the broker sends them.
+
+    It gives `window` permits at a time, and no more while it holds `max_bytes` of entries.
+    """
 
     def __init__(
         self,
@@ -215,13 +215,13 @@ class _RawReader(Attachment):
         self._topic: Final = topic
         self._max_bytes: Final = max_bytes
         self._window: Final = window
-        """Messages that are asked for at a time."""
+        """Permits given at a time."""
         self._consumer_id: Final = context.ids.consumer_id()
         self._next = start
         self._held: list[StoredEntry] = []
         self._held_bytes = 0
         self._permits = 0
-        """Messages that the broker may send."""
+        """Messages that the broker may still send."""
         self._changed = asyncio.Event()
         self._how: Final = SubscribeSettings(
             subscription=f"reader-{context.rng.getrandbits(40):010x}",
@@ -229,8 +229,8 @@ class _RawReader(Attachment):
             durable=False,
         )
 
-    async def stands(self) -> _Stands:
-        """Where the segment ends, and where this reader is in it."""
+    async def position(self) -> _ReaderPosition:
+        """Ask for the end of the segment and the position of this reader in it."""
 
         async def ask() -> pb.BaseCommand:
             if self.connection is None:
@@ -241,23 +241,27 @@ class _RawReader(Attachment):
             )
 
         answer = await retried(self.context, ask, f"The end of {self._topic}")
-        told = answer.get_last_message_id_response
-        last = _position(told.last_message_id)
-        read = _position(told.consumer_mark_delete_position)
-        return _Stands(
+        response = answer.get_last_message_id_response
+        last = _position(response.last_message_id)
+        read = _position(response.consumer_mark_delete_position)
+        return _ReaderPosition(
             None if last.entry_id < 0 else Position(last.ledger_id, last.entry_id + 1),
             None if read.ledger_id < 0 else Position(read.ledger_id, read.entry_id + 1),
         )
 
     async def read_up_to(self, wanted: Position) -> Position:
-        """Read until that is reached, or nothing has come for PROBE_S; how far it came."""
+        """Read up to `wanted`, or until nothing has come for PROBE_S; returns the position reached.
+
+        Silence means that an open transaction is in the way.
+        """
         loop = self.context.loop
         found, since = self._next, loop.time()
         while True:
             self._changed.clear()
             self._drop()
             before = found
-            found = max(found, self._next, (await self.stands()).read or EARLIEST)
+            # A broker acknowledges aborted messages itself, so what is acknowledged can be read.
+            found = max(found, self._next, (await self.position()).read or EARLIEST)
             now = loop.time()
             if found > before:
                 since = now
@@ -265,10 +269,10 @@ class _RawReader(Attachment):
                 return found
             if self.state is AttachmentState.FAILED and self.error is not None:
                 raise self.error
-            await self._quiet()
+            await self._wait_for_change()
 
-    async def some(self, last: Position = LATEST) -> list[StoredEntry]:
-        """What has come, one entry at least; none if there is nothing left before `last`.
+    async def take_entries(self, last: Position = LATEST) -> list[StoredEntry]:
+        """Take the entries that have come, at least one; none if nothing is left before `last`.
 
         Raises `OperationTimedOut` if nothing comes.
         """
@@ -279,31 +283,31 @@ class _RawReader(Attachment):
                     if self.state is AttachmentState.FAILED and self.error is not None:
                         raise self.error
                     self._changed.clear()
-                    if await self._quiet() and self._acknowledging:
-                        read = (await self.stands()).read
+                    if not await self._wait_for_change() and self._acknowledging:
+                        read = (await self.position()).read
                         if read is not None and read >= last and not self._held:
-                            return []  # what is left there was aborted
+                            return []  # The rest was aborted.
         except TimeoutError as error:
             if isinstance(error, MagnetarError):
                 raise
             raise OperationTimedOut(
-                f"Nothing of {self._topic} came within {timeout_s:g} s, though its end was not "
-                "reached; look whether its entries are still there."
+                f"No entry of {self._topic} came within {timeout_s:g} s, though its end was not "
+                "reached; check whether its entries are still there."
             ) from self.error
         return self._drop()
 
     # Attachment
 
     def describe(self) -> str:
-        """What it is."""
+        """Its name in errors."""
         return f"A reader of {self._topic}"
 
     async def find(self) -> Connection:
-        """The owner."""
+        """A connection to the owner of the segment."""
         return await self.context.pool.of_topic(self._topic)
 
     async def attach(self, connection: Connection) -> None:
-        """SUBSCRIBE, behind what came before."""
+        """Send SUBSCRIBE, from the next entry on."""
         connection.attach(PeerKind.CONSUMER, self._consumer_id, self)
         self._permits = 0
         after = LATEST_ENTRY if self._next == LATEST else EARLIEST_ENTRY
@@ -312,19 +316,19 @@ class _RawReader(Attachment):
         await connection.request(subscribe_of(self._topic, self._consumer_id, 0, self._how, after))
 
     def attached(self) -> None:
-        """The broker knows of no permits."""
-        self._ask()
+        """Give permits: a new consumer has none."""
+        self._give_permits()
 
     def failed(self, error: MagnetarError) -> None:
-        """Whoever waits is told."""
+        """Wake the waiting reader, which raises the error."""
         self._changed.set()
 
     async def leave(self, connection: Connection) -> None:
-        """CLOSE_CONSUMER."""
+        """Send CLOSE_CONSUMER."""
         await connection.request(close_of(self._consumer_id), LEAVE_S)
 
     def received(self, frame: Frame) -> None:
-        """Handler: an entry, or that the broker has closed it."""
+        """Take an entry, or a close by the broker."""
         kind = frame.command.type
         if kind == pb.BaseCommand.CLOSE_CONSUMER:
             self.again(ServiceNotReady(f"The broker has closed {self.describe()}; it comes back."))
@@ -334,22 +338,22 @@ class _RawReader(Attachment):
                 return
             self._take(frame.command.message.message_id, frame.entry, frame.broker_metadata)
             self._permits -= permits_of(frame.entry)
-            self._ask()
+            self._give_permits()
 
-    async def _quiet(self) -> bool:
-        """Wait a little for something to happen; whether nothing has."""
+    async def _wait_for_change(self) -> bool:
+        """Wait up to PROBE_POLL_S for an entry or a failure; returns whether one came."""
         try:
             async with asyncio.timeout(PROBE_POLL_S):
                 await self._changed.wait()
         except TimeoutError:
-            return True
-        return False
+            return False
+        return True
 
     def _drop(self) -> list[StoredEntry]:
-        """What it holds, to be held no more."""
+        """Remove and return the entries that it holds."""
         held, self._held = self._held, []
         self._held_bytes = 0
-        self._ask()
+        self._give_permits()
         return held
 
     def _take(self, where: pb.MessageIdData, entry: bytes, before: bytes | None) -> None:
@@ -366,8 +370,8 @@ class _RawReader(Attachment):
         self._held_bytes += len(entry)
         self._changed.set()
 
-    def _ask(self) -> None:
-        """For more, if half of the window is used up and there is room."""
+    def _give_permits(self) -> None:
+        """Give permits if half of the window is used up and it holds less than `max_bytes`."""
         connection = self.connection
         if connection is None or connection.is_lost or self._held_bytes >= self._max_bytes:
             return
@@ -377,5 +381,5 @@ class _RawReader(Attachment):
             connection.send(flow_of(self._consumer_id, missing))
 
 
-def _position(told: pb.MessageIdData) -> Position:
-    return Position(from_wire(told.ledger_id), from_wire(told.entry_id))
+def _position(data: pb.MessageIdData) -> Position:
+    return Position(from_wire(data.ledger_id), from_wire(data.entry_id))

@@ -1,22 +1,4 @@
-"""Which segment takes a message, over splits, merges and whatever else changes a layout.  Pure.
-
-Pure: layouts, messages and endings in; messages with their segments out.  Rules:
-
-    TAKING    takes messages
-    DRAINING  takes no more; what it was given is being sent and receipted, or comes back
-    DRAINED   nothing of it is on its way any more
-    HELD      will take messages when every segment that had its keys is drained
-
-- A segment drains when a layout no longer has it active, and when its broker ends it before (then
-  its messages wait for the layout that says so).  A drained one takes again only if no such layout
-  comes: what waited for it fails then, and with the next message its broker is asked again.
-- Where a topic was deleted and made anew, ids begin anew: nothing of before counts any more.
-- A message for a segment that does not take is held.  What comes back unsent was given earlier than
-  whatever is held of the same keys, so it goes before that.  When a segment begins to take, what is
-  held for it goes there in order, before anything newer.  So messages of one key are stored in the
-  order in which they were sent.
-- Messages without key go in turn to the segments that take, a batch at a time.
-"""
+"""`SegmentRouter`, which chooses the segment of each message while the layout changes.  Pure."""
 
 import enum
 from collections import deque
@@ -24,17 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from magnetar.layout import Layout, Segment
-from magnetar.produce.outgoing import Outgoing
+from magnetar.produce.outgoing import OutgoingMessage
 from magnetar.protocol.state_table import StateTable
 
 
 class SegmentState(enum.Enum):
-    """Whether a segment takes messages."""
+    """The state of a segment in the router."""
 
     HELD = "held"
+    """It will take messages when every segment that had its keys is drained."""
     TAKING = "taking"
+    """It takes messages."""
     DRAINING = "draining"
+    """It takes no more messages; those it got are being sent, or come back."""
     DRAINED = "drained"
+    """None of its messages is on its way any more."""
 
 
 _S = SegmentState
@@ -47,12 +33,12 @@ _MOVES: Final[StateTable[SegmentState]] = StateTable(
     },
     defect=RuntimeError,
 )
-Placed = tuple[Segment, Outgoing]
+Placed = tuple[Segment, OutgoingMessage]
 """A message and the segment that is to send it."""
 
 
-class _Known:
-    """What is known of one segment; `segment` as the newest layout that had it says."""
+class _KnownSegment:
+    """One segment, as in the newest layout that had it, and its state."""
 
     __slots__ = ("segment", "state")
 
@@ -61,14 +47,23 @@ class _Known:
         self.state = state
 
 
-class Switching:
-    """Chooses the segment of each message while splits and merges change the layout."""
+class SegmentRouter:
+    """Chooses the segment of each message while splits and merges change the layout.
+
+    A message for a segment that does not take messages is held.  When the segment begins to take,
+    the held messages go there in order, before newer ones.  So the messages of one key are stored
+    in the order in which they were sent.
+
+    A segment drains when a layout no longer has it active, or when its broker ends it before that;
+    then its messages wait for that layout.  Messages without key go in turn to the segments that
+    take messages, a batch at a time.
+    """
 
     def __init__(self, layout: Layout, turn: int = 0, run: int = 1) -> None:
-        """`turn` is where messages without key begin; `run` how many go to one segment in turn."""
+        """Messages without key begin at segment `turn`; `run` of them go to a segment in turn."""
         self._layout = layout
-        self._known = {s.segment_id: _Known(s, _S.TAKING) for s in layout.active}
-        self._held: deque[Outgoing] = deque()
+        self._known = {s.segment_id: _KnownSegment(s, _S.TAKING) for s in layout.active}
+        self._held: deque[OutgoingMessage] = deque()
         self._taking: list[Segment] = list(layout.active)
         self._only: Segment | None = None
         self._turn = turn
@@ -78,28 +73,28 @@ class Switching:
 
     @property
     def layout(self) -> Layout:
-        """The newest one."""
+        """The newest layout."""
         return self._layout
 
     @property
-    def held(self) -> Sequence[Outgoing]:
-        """What waits for a segment, in order."""
+    def held(self) -> Sequence[OutgoingMessage]:
+        """The messages that wait for a segment, in order."""
         return self._held
 
     @property
     def is_switching(self) -> bool:
-        """Whether some segment of the layout does not take."""
+        """Whether an active segment of the layout does not take messages."""
         return len(self._taking) != len(self._layout.active)
 
     def state_of(self, segment_id: int) -> SegmentState | None:
-        """Whether that segment takes messages; None if it was never heard of, or is forgotten."""
+        """The state of a segment; None if it is unknown or forgotten."""
         known = self._known.get(segment_id)
         return None if known is None else known.state
 
     # Messages
 
-    def place(self, message: Outgoing) -> Segment | None:
-        """Where a new message goes; None: it is held."""
+    def place(self, message: OutgoingMessage) -> Segment | None:
+        """The segment for a new message; None if the message is held."""
         if self._only is not None:
             return self._only
         segment = self._of(message)
@@ -107,8 +102,8 @@ class Switching:
             self._held.append(message)
         return segment
 
-    def prune(self) -> list[Outgoing]:
-        """Take out of the hold what nobody waits for any more."""
+    def prune(self) -> list[OutgoingMessage]:
+        """Remove and return held messages for which no caller waits."""
         unwanted = [message for message in self._held if message.outcome.done()]
         if unwanted:
             self._held = deque(m for m in self._held if not m.outcome.done())
@@ -116,19 +111,19 @@ class Switching:
 
     @property
     def awaits_layout(self) -> bool:
-        """Whether a segment that the layout has active was ended by its broker."""
+        """Whether a broker has ended a segment that is active in the layout."""
         return any(
             self._known[segment.segment_id].state in (_S.DRAINED, _S.DRAINING)
             for segment in self._layout.active
         )
 
-    def take_stranded(self) -> list[Outgoing]:
-        """What is held for a segment that has ended while the layout has it active still.
+    def take_stranded(self) -> list[OutgoingMessage]:
+        """Remove and return the messages held for segments that ended but are active in the layout.
 
-        Such a segment takes again: nothing of it is on its way or held any more.
+        Such a segment takes messages again, so that the next message asks its broker again.
         """
-        stranded: list[Outgoing] = []
-        still: deque[Outgoing] = deque()
+        stranded: list[OutgoingMessage] = []
+        still: deque[OutgoingMessage] = deque()
         for message in self._held:
             (stranded if self._is_stranded(message) else still).append(message)
         self._held = still
@@ -138,13 +133,13 @@ class Switching:
         self._settle()
         return stranded
 
-    def _is_stranded(self, message: Outgoing) -> bool:
+    def _is_stranded(self, message: OutgoingMessage) -> bool:
         if message.key is None:
             return not self._taking and self.awaits_layout
         segment = self._layout.of_key(message.key)
         return self._known[segment.segment_id].state is _S.DRAINED
 
-    def _of(self, message: Outgoing) -> Segment | None:
+    def _of(self, message: OutgoingMessage) -> Segment | None:
         if message.key is None:
             return self._next_taking()
         segment = self._layout.of_key(message.key)
@@ -160,12 +155,12 @@ class Switching:
         self._left -= 1
         return taking[self._turn % len(taking)]
 
-    # What happens to segments
+    # Changes of segments
 
-    def changed(self, layout: Layout) -> list[Segment]:
-        """A newer layout: returns the segments that are to be drained.
+    def change_layout(self, layout: Layout) -> list[Segment]:
+        """Take a newer layout; returns the segments to drain.
 
-        Call `released` afterwards, and whenever one of them is `drained`.
+        Call `take_released` afterwards, and after each `drained`.
         """
         self._layout = layout
         for segment in layout.segments.values():
@@ -173,7 +168,7 @@ class Switching:
             if known is not None:
                 known.segment = segment
             elif segment.active:
-                self._known[segment.segment_id] = _Known(segment, _S.HELD)
+                self._known[segment.segment_id] = _KnownSegment(segment, _S.HELD)
         active = {segment.segment_id for segment in layout.active}
         draining = [
             known.segment
@@ -185,18 +180,19 @@ class Switching:
         self._settle()
         return draining
 
-    def made_anew(self, layout: Layout, unsent: Iterable[Outgoing]) -> None:
-        """The layout of a topic that was deleted and made anew.  Call `released` afterwards.
+    def restart(self, layout: Layout, unsent: Iterable[OutgoingMessage]) -> None:
+        """Begin again with the layout of a topic that was deleted and created again.
 
-        `unsent` is what its segments had and did not store, in order; what is held comes after it.
+        `unsent` are the messages that the old segments did not store, in order; held ones come
+        after them.  Call `take_released` afterwards.
         """
         self._layout = layout
-        self._known = {s.segment_id: _Known(s, _S.TAKING) for s in layout.active}
+        self._known = {s.segment_id: _KnownSegment(s, _S.TAKING) for s in layout.active}
         self._held.extendleft(reversed(list(unsent)))
         self._settle()
 
     def ended(self, segment_id: int) -> bool:
-        """Its broker takes no more messages for it.  Returns whether it is to be drained now."""
+        """Note that its broker accepts no more messages; returns whether to drain it now."""
         known = self._known.get(segment_id)
         if known is None or known.state is not _S.TAKING:
             return False
@@ -204,18 +200,19 @@ class Switching:
         self._settle()
         return True
 
-    def drained(self, segment_id: int, unsent: Iterable[Outgoing]) -> None:
-        """All that it was given is stored, but for these, in their order."""
+    def drained(self, segment_id: int, unsent: Iterable[OutgoingMessage]) -> None:
+        """Note that all messages of a segment are stored, except for `unsent`, in order."""
         self._move(segment_id, _S.DRAINED)
+        # They were sent earlier than every held message of the same keys.
         self._held.extendleft(reversed(list(unsent)))
         self._settle()
 
-    def released(self) -> list[Placed]:
-        """What was held and goes on now, in order."""
+    def take_released(self) -> list[Placed]:
+        """Remove and return the held messages that can be sent now, in order."""
         if not self._held:
             return []
         placed: list[Placed] = []
-        still: deque[Outgoing] = deque()
+        still: deque[OutgoingMessage] = deque()
         for message in self._held:
             segment = self._of(message)
             if segment is None:
@@ -230,7 +227,7 @@ class Switching:
         known.state = _MOVES.move(known.state, to, "Segment {}", segment_id)
 
     def _settle(self) -> None:
-        """Move what is held as far as it may go, and forget what is over."""
+        """Move held segments as far as possible, and forget drained ones."""
         active = {segment.segment_id for segment in self._layout.active}
         moved = True
         while moved:
@@ -250,15 +247,13 @@ class Switching:
         self._choose_only()
 
     def _choose_only(self) -> None:
-        """The segment of every message, if there is one."""
+        """Set the segment that takes every message, if there is one."""
         alone = len(self._taking) == 1 and len(self._layout.active) == 1
         self._only = self._taking[0] if alone else None
 
     def _is_fed(self, segment: Segment, active: set[int]) -> bool:
-        """Whether messages of its keys may be on their way elsewhere, or are held for there.
-
-        Segments are known in the order of layouts, so those that had its keys come before it.
-        """
+        """Whether an earlier segment may still get messages of its keys."""
+        # `_known` is in the order of layouts, so segments that had its keys come before it.
         for segment_id, other in self._known.items():
             if segment_id == segment.segment_id:
                 return False
@@ -271,9 +266,9 @@ class Switching:
 
 
 def _had_keys_of(before: Segment, after: Segment) -> bool:
-    """Whether a key of `after` may have been one of `before`, whose range may not say it."""
+    """Whether `before` may have had a key of `after`."""
     return (
-        before.legacy
+        before.legacy  # The range of a partition does not bound its keys.
         or before.segment_id in after.parent_ids
         or (before.hash_start <= after.hash_end and after.hash_start <= before.hash_end)
     )

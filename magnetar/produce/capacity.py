@@ -1,11 +1,4 @@
-"""How much a producer may have without receipt, and who waits for room.
-
-Rules: a message takes room from when it is sent until its outcome is known.  It may be taken while
-both limits are not reached, so one message may exceed the bytes.  Who waits gets a place in the
-order of asking, and nobody who asks later overtakes.  Who has a place and does not take it offers
-it: until the end of the turn of the loop one message may take it without waiting, then the next
-who waits has it.
-"""
+"""`Capacity`, which bounds the messages of a producer that have no receipt."""
 
 import asyncio
 from collections import deque
@@ -13,8 +6,14 @@ from collections import deque
 from magnetar.errors import MagnetarError
 
 
-class Room:
-    """Bounds the messages and bytes without receipt, and lets those who wait for room go on."""
+class Capacity:
+    """Bounds the messages and bytes without receipt; tasks wait for a slot in order.
+
+    A message counts from when it is sent until its outcome is known.  It is admitted while neither
+    limit is reached, so one message may exceed the limit of bytes.  Waiting tasks get slots first
+    come, first served.  A slot that was offered (`offer_reserved`) can be used without waiting
+    until the end of the turn of the loop; then the next waiting task gets it.
+    """
 
     __slots__ = (
         "_bytes",
@@ -32,45 +31,45 @@ class Room:
         self._messages = 0
         self._bytes = 0
         self._reserved = 0
-        self._offered = 0  # of what is reserved
+        self._offered = 0  # The part of `_reserved` that was offered.
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing may be taken; what is reserved counts."""
+        """Whether no message is admitted; reserved slots count."""
         taken = self._messages + self._reserved
         return taken >= self._max_messages or self._bytes >= self._max_bytes
 
     @property
     def is_contended(self) -> bool:
-        """Whether who asks has to wait, be it for a moment: others asked before."""
+        """Whether a new message has to wait: it is full, or other tasks wait or have a slot."""
         return self._reserved > 0 or bool(self._waiters) or self.is_full
 
     @property
     def free(self) -> tuple[int, int]:
-        """How many messages, and how many bytes, may be taken; neither is below 0."""
+        """How many messages and how many bytes are admitted now; neither is below 0."""
         taken = self._messages + self._reserved
         return max(0, self._max_messages - taken), max(0, self._max_bytes - self._bytes)
 
     @property
     def messages(self) -> int:
-        """How many take room."""
+        """The number of messages without receipt."""
         return self._messages
 
     def take(self, size: int, messages: int = 1) -> None:
-        """For messages of so many bytes together."""
+        """Count messages that are sent; `size` is their bytes together."""
         self._messages += messages
         self._bytes += size
 
     def give_back(self, messages: int, size: int) -> None:
-        """So many messages, of so many bytes together, are decided."""
+        """Stop counting messages whose outcome is known; `size` is their bytes together."""
         self._messages -= messages
         self._bytes -= size
         if self._waiters:
             self._wake()
 
     async def reserve(self) -> None:
-        """Return when there is a place for one message; it is kept until `use_reserved`."""
+        """Wait for a slot for one message; it stays reserved until `use_reserved`."""
         if not self.is_contended:
             self._reserved += 1
             return
@@ -88,17 +87,17 @@ class Room:
             raise
 
     def use_reserved(self) -> None:
-        """The place is taken now: `take` follows at once."""
+        """Use the reserved slot; the caller calls `take` at once."""
         self._reserved -= 1
 
     def offer_reserved(self) -> None:
-        """The place is for whoever takes it in this turn of the loop, else for who waits."""
+        """Offer the reserved slot to `use_offered` in this turn of the loop, then to a waiter."""
         if not self._offered:
             asyncio.get_running_loop().call_soon(self._withdraw)
         self._offered += 1
 
     def use_offered(self) -> bool:
-        """Whether a place was offered; it is taken now."""
+        """Use an offered slot; returns whether there was one."""
         if not self._offered:
             return False
         self._offered -= 1
@@ -106,7 +105,7 @@ class Room:
         return True
 
     def fail(self, error: MagnetarError) -> None:
-        """There will be no room for those who wait."""
+        """Raise the error in all waiting tasks."""
         waiters = [waiter for waiter in self._waiters if not waiter.done()]
         self._waiters.clear()
         for waiter in waiters:

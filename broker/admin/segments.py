@@ -1,14 +1,11 @@
-"""Segments over REST: for operators by their paths, for other brokers as typed requests.
+"""Segments over REST, for operators.
 
-`/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}` and `/admin/v2/segment-requests`.
+Paths begin with `/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}`.
 
-Rules:
-
-- The segment's owner answers; anybody else sends on to it (307).  A segment that nobody owns is
-  taken by who is asked with `authoritative=true`, as brokers do that have chosen him.
-- Paths, methods and status codes are Pulsar's internal resource; GET of a segment, its `/stats` and
-  `/internalStats`, and the feed are ours.  An error's body has its code beside the sentence, so
-  that the broker that asked raises the same error.
+The owner of the segment answers, and other brokers redirect to it (307).  A broker that is asked
+with `authoritative=true` takes a segment that nobody owns.  Paths, methods and status codes are
+those of Pulsar's internal resource; GET of a segment, its `/stats` and `/internalStats`, and the
+feed are ours.
 """
 
 import asyncio
@@ -32,11 +29,10 @@ from broker.admin.rest import (
     status_of,
 )
 from broker.admin.topic_stats import internal_stats
-from broker.placement.typed_request import MalformedRequest, encode
+from broker.placement.typed_request import encode
 from broker.scalable.feed import FEED_PATH, Follower
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_requests import (
-    SEGMENT_REQUESTS,
     CreateSubscription,
     DeleteSegment,
     DeleteSubscription,
@@ -51,7 +47,6 @@ from broker.scalable.segment_requests import (
     ViewRunningSegment,
     ViewSegment,
 )
-from broker.scalable.segments import SEGMENT_REQUESTS_PATH
 from broker.topics.topic import SubscriptionNotFound
 from config.bounds import FEED_HEARTBEAT_S
 from magnetar.protocol.ids import EARLIEST, LATEST
@@ -86,13 +81,12 @@ def routes() -> list[web.RouteDef]:
         web.get(SUBSCRIPTION + "/backlog", backlog),
         web.post(SUBSCRIPTION + "/seek", _asking(_seek)),
         web.post(SUBSCRIPTION + "/skip-all", _asking(_skip_all)),
-        web.post(SEGMENT_REQUESTS_PATH + "/{kind}", requests_of_brokers),
         web.get(FEED_PATH, feed),
     ]
 
 
 def errors_with_code(handler: Handler) -> Handler:
-    """Answer errors with their code beside the sentence, so that a broker raises the same."""
+    """Answer errors with their code beside the sentence."""
 
     @wraps(handler)
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -124,7 +118,7 @@ def _subscription_of(request: web.Request) -> str:
     return request.match_info["subscription"]
 
 
-# Requests of operators, and of brokers
+# Typed requests, from paths and queries
 
 
 async def _view(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
@@ -210,23 +204,7 @@ def _asking(make: RequestOf) -> Handler:
     return handle
 
 
-@errors_with_code
-async def requests_of_brokers(request: web.Request) -> web.StreamResponse:
-    """POST the fields of a typed request; its answer.  See `broker.scalable.segment_requests`."""
-    kind = request.match_info["kind"]
-    known = SEGMENT_REQUESTS.get(kind)
-    if known is None:
-        raise MalformedRequest(
-            f"{kind!r} is no request about a segment here: run the same version of the broker "
-            "everywhere."
-        )
-    asked = known.from_json(await body_of(request))
-    await require_here(request, asked.segment.topic_name)
-    segments = request.app[BROKER].scalable.local_segments
-    return web.json_response(encode(await asked.run(segments)))
-
-
-# What no other broker asks
+# Requests of operators only
 
 
 @_at_owner

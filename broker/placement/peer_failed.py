@@ -1,6 +1,6 @@
-"""What a call to another broker came to.
+"""The failure of a call to another broker.
 
-Rule: apart from the calls themselves, so that a single broker never loads what makes them.
+It has a module of its own: a single broker never loads the modules that make such calls.
 """
 
 from http import HTTPStatus
@@ -12,12 +12,21 @@ from magnetar.protocol.server_error import PeerError, ServerError
 class PeerFailed(PeerError):
     """Another broker could not be asked, or refused; `http_status` is what it answered.
 
-    `error_code` is that of the error there, if the answer told it.
+    `error_code` is that of the error there, if the answer has it, and `owner_id` the broker that
+    the answer names as the owner.
     """
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
-    def __init__(self, message: str, http_status: HTTPStatus, error_code: object = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        http_status: HTTPStatus,
+        error_code: object = None,
+        *,
+        owner_id: str = "",
+    ) -> None:
         super().__init__(message)
+        self.owner_id = owner_id
         self.http_status = http_status
         self.error_code = error_code

@@ -14,22 +14,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from broker.placement.typed_request import Request
 from config.bounds import PEER_TIMEOUT_S
 from magnetar.protocol.names import TopicDomain, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.store import Session
 from storage.supervised import EndsForGood
 
+A = TypeVar("A")
+H = TypeVar("H")
 OwnerListener = Callable[[TopicName], None]
 """Called with a name that has another owner now, or none."""
 
 
 class OwnedElsewhere(PeerError):
-    """Another broker serves it: look it up again."""
+    """Another broker serves it: look it up again.  `owner_id` is that broker, if it is known."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+    def __init__(self, message: str, owner_id: str = "") -> None:
+        super().__init__(message)
+        self.owner_id = owner_id
 
 
 class PlacementNotReady(PeerError):
@@ -217,6 +224,16 @@ class Placement(ABC):
     ) -> object:
         """Ask another broker over REST; its answer, decoded.  Raises `PeerFailed`."""
 
+    @abstractmethod
+    async def ask(
+        self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S
+    ) -> A:
+        """Have another broker carry out a typed request, and return its answer.
+
+        Raises `PeerFailed`, `FrameTooLarge`, `PositionOfOneBroker`, and `MalformedRequest` for an
+        answer of another type.
+        """
+
 
 class OneBroker(Placement):
     """The placement of a single broker: it owns everything."""
@@ -310,7 +327,17 @@ class OneBroker(Placement):
         timeout_s: float = PEER_TIMEOUT_S,
     ) -> object:
         """See `Placement`.  There is nobody to ask."""
-        raise PlacementNotReady(f"{address.broker_id} is no broker of this cluster: ask this one.")
+        raise _no_others(address)
+
+    async def ask(
+        self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S
+    ) -> A:
+        """See `Placement`.  There is nobody to ask."""
+        raise _no_others(address)
+
+
+def _no_others(address: BrokerAddress) -> PlacementNotReady:
+    return PlacementNotReady(f"{address.broker_id} is no broker of this cluster: ask this one.")
 
 
 def _nothing() -> None:

@@ -307,14 +307,6 @@ SEGMENT_OWNER_HOPS = 4
 """Brokers that one of those tries asks, when each names another one as the owner."""
 SEGMENT_CALL_S = 30.0
 """How long another broker may take for one call about a segment; sealing waits for producers."""
-FEED_MESSAGES_WAITING = 10_000
-"""What waits for a broker that follows segments here; above it is cut off and comes back."""
-FEED_BATCH_BYTES = 64 * 1024 * 1024
-"""The largest message of a feed: all segments of a topic, with their consumers."""
-FEED_HEARTBEAT_S = 5.0
-"""A feed that answers no ping within half of this time is lost."""
-FEED_CONNECT_S = 5.0
-"""How long connecting to a feed may take."""
 FEED_RETRY_S = 0.1
 """Pause before a lost feed is connected to again ..."""
 FEED_RETRY_MAX_S = 2.0
@@ -455,7 +447,9 @@ PEER_TIMEOUT_S = 10
 CHANNEL_REQUESTS_IN_FLIGHT = 256
 """Requests to one other broker that wait for its answer; more wait for those, or are refused."""
 CHANNEL_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest frame between brokers: the statistics of a segment with all its subscriptions."""
+"""The largest frame between brokers: all segments of a topic, with their consumers."""
+CHANNEL_EVENTS_WAITING = 10_000
+"""Events that wait for another broker to read them; above it is disconnected and comes back."""
 CHANNEL_CONNECT_S = 5.0
 """How long connecting to another broker may take, its HELLO included."""
 CHANNEL_HEARTBEAT_S = 5.0

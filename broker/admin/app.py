@@ -61,7 +61,6 @@ def build_app(broker: Broker) -> web.Application:
         transactions,
     ):
         app.add_routes(resource.routes())
-    app.on_shutdown.append(segments.end_feeds)
     app.on_shutdown.append(channel.end_channels(SHUTDOWN_TIMEOUT_S))
     app.router.add_get(INDEX, index)
     for path in ("/metrics", "/metrics/"):

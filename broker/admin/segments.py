@@ -4,16 +4,14 @@ Paths begin with `/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}`.
 
 The owner of the segment answers, and other brokers redirect to it (307).  A broker that is asked
 with `authoritative=true` takes a segment that nobody owns.  Paths, methods and status codes are
-those of Pulsar's internal resource; GET of a segment, its `/stats` and `/internalStats`, and the
-feed are ours.
+those of Pulsar's internal resource; GET of a segment, its `/stats` and `/internalStats` are ours.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 
 import structlog
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.offload import ledger_ids_of
@@ -30,7 +28,6 @@ from broker.admin.rest import (
 )
 from broker.admin.topic_stats import internal_stats
 from broker.placement.typed_request import encode
-from broker.scalable.feed import FEED_PATH, Follower
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_requests import (
     CreateSubscription,
@@ -48,7 +45,6 @@ from broker.scalable.segment_requests import (
     ViewSegment,
 )
 from broker.topics.topic import SubscriptionNotFound
-from config.bounds import FEED_HEARTBEAT_S
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
 from magnetar.protocol.server_error import MagnetarError
@@ -81,7 +77,6 @@ def routes() -> list[web.RouteDef]:
         web.get(SUBSCRIPTION + "/backlog", backlog),
         web.post(SUBSCRIPTION + "/seek", _asking(_seek)),
         web.post(SUBSCRIPTION + "/skip-all", _asking(_skip_all)),
-        web.get(FEED_PATH, feed),
     ]
 
 
@@ -239,44 +234,3 @@ async def backlog(
     if found is None:
         raise SubscriptionNotFound(f"{segment} has no subscription {name!r}: see its topic's.")
     return web.json_response(found.backlog)
-
-
-# The feed
-
-
-async def feed(request: web.Request) -> web.StreamResponse:
-    """A WebSocket by which another broker follows topics; see `broker.scalable.feed`."""
-    feeds = request.app[BROKER].scalable.feeds
-    socket = web.WebSocketResponse(heartbeat=FEED_HEARTBEAT_S)
-    await socket.prepare(request)
-    follower = feeds.connect()
-    telling = asyncio.create_task(_tell(follower, socket))
-    try:
-        async for message in socket:
-            if message.type is not WSMsgType.TEXT:
-                break
-            feeds.hear(follower, str(message.data))
-    except ConnectionResetError:
-        log.debug("segment_feed_cut", remote=request.remote)
-    finally:
-        feeds.disconnect(follower)
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
-    return socket
-
-
-async def end_feeds(app: web.Application) -> None:
-    """The server stops: who follows is to look elsewhere, and nobody is waited for."""
-    app[BROKER].scalable.feeds.stop()
-
-
-async def _tell(follower: Follower, socket: web.WebSocketResponse) -> None:
-    try:
-        while (batch := await follower.next_batch()) is not None:
-            await socket.send_str(batch)
-    except ConnectionError:
-        return
-    except Exception:
-        # Closed, as it would hear nothing more and not know it.
-        log.exception("segment_feed_broken")
-    await socket.close()

@@ -13,6 +13,8 @@ Rules:
 - C4: CHANNEL_REQUESTS_IN_FLIGHT bounds the requests without an answer, at both ends.
 - C5: CHANNEL_FRAME_BYTES bounds every frame.  An end refuses to send a larger one.
 - C6: an end that stops refuses new requests and answers those that it has.
+- C7: EVENTs arrive in the order in which they were sent.  They tell of what an earlier request of
+  the same connection asked for.
 """
 
 import enum
@@ -133,7 +135,15 @@ class Refusal:
     """Broker id of the owner that is to be asked instead, if the broker that answers knows it."""
 
 
-Frame = Hello | Goodbye | RequestFrame | Answer | Refusal
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A message of the broker that answers to the broker that asks, without an answer."""
+
+    kind: str
+    value: object
+
+
+Frame = Hello | Goodbye | RequestFrame | Answer | Refusal | Event
 
 FRAME_TYPES: Mapping[str, type[Frame]] = MappingProxyType(
     {
@@ -142,6 +152,7 @@ FRAME_TYPES: Mapping[str, type[Frame]] = MappingProxyType(
         "REQUEST": RequestFrame,
         "ANSWER": Answer,
         "REFUSAL": Refusal,
+        "EVENT": Event,
     }
 )
 _NAMES: Mapping[type[Frame], str] = MappingProxyType(
@@ -269,8 +280,8 @@ class AskingEnd(ChannelEnd):
         """Note that nobody waits for the answer any more."""
         self._in_flight.discard(request_id)
 
-    def receive(self, text: str) -> Answer | Refusal | None:
-        """Return what a frame answers, None for HELLO and for what was given up.
+    def receive(self, text: str) -> Answer | Refusal | Event | None:
+        """Return an answer or an event, None for HELLO and the answer to what was given up.
 
         Raises `ChannelViolation`, `ChannelRefused`.
         """
@@ -280,6 +291,8 @@ class AskingEnd(ChannelEnd):
             return None
         if isinstance(frame, Goodbye):
             raise ChannelRefused(frame.reason)
+        if isinstance(frame, Event):
+            return frame
         if not isinstance(frame, Answer | Refusal) or not 0 < frame.request_id <= self._last_id:
             raise _violation(text, "answers no request")  # C3
         if frame.request_id not in self._in_flight:
@@ -292,13 +305,15 @@ class AnsweringEnd(ChannelEnd):
     """The end that carries requests out."""
 
     def receive(self, text: str) -> RequestFrame | Refusal | None:
-        """Return a request to carry out, or the refusal to send; None for HELLO.
+        """Return a request to carry out, or the refusal to send; None for HELLO, or if closed.
 
         Raises `ChannelViolation`, `ChannelRefused`.
         """
         frame = read_frame(text)
         if self.state is ChannelState.GREETING:
             self._greeted(frame)
+            return None
+        if self.state is ChannelState.CLOSED:
             return None
         if not isinstance(frame, RequestFrame) or frame.request_id <= self._last_id:
             raise _violation(text, "is no new request")  # C3
@@ -334,6 +349,10 @@ class AnsweringEnd(ChannelEnd):
     def refuse(self, refusal: Refusal) -> str:
         """Return the text of a refusal of a request that was not taken."""
         return self._text_of(refusal)
+
+    def event(self, kind: str, value: object) -> str:
+        """Return the text of an event.  Raises `FrameTooLarge`."""
+        return write_frame(Event(kind, value), self.max_frame_bytes)
 
     def stop(self) -> None:
         """Refuse new requests from now on.  May be called again."""

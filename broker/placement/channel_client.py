@@ -20,6 +20,7 @@ from broker.placement.channel import (
     ChannelRefused,
     ChannelState,
     ChannelViolation,
+    Event,
     Refusal,
     goodbye_of,
 )
@@ -52,23 +53,29 @@ class ChannelClient:
         self._broker_id = broker_id
         self._http: aiohttp.ClientSession | None = None
         self._channels: dict[str, _Channel] = {}
+        self._closed = False
 
     async def ask(self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float) -> A:
         """See `Placement.ask`.  `timeout_s` includes connecting."""
-        fields = request.to_json()
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._channel(address).ask(request.KIND, fields)
+                connection = await self.connect(address)
+                return await connection.ask(request, timeout_s=None)
         except TimeoutError as error:
             raise _no_answer(address, "time is up") from error
-        if isinstance(answer, Answer):
-            return request.answer_from_json(answer.value)
-        raise PeerFailed(
-            answer.reason,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            answer.code,
-            owner_id=answer.owner_id or "",
-        )
+
+    async def connect(self, address: BrokerAddress) -> "ChannelConnection":
+        """See `Placement.connect`."""
+        if self._closed:
+            raise _no_answer(address, "this broker stops")
+        if self._http is None:
+            self._http = aiohttp.ClientSession()
+        channel = self._channels.get(address.broker_id)
+        if channel is None:
+            channel = self._channels[address.broker_id] = _Channel(
+                self._http, self._broker_id, address
+            )
+        return await channel.connect()
 
     def forget_gone(self, live: Collection[str]) -> None:
         """Forget brokers that are not live and have no connection."""
@@ -77,7 +84,8 @@ class ChannelClient:
                 del self._channels[broker_id]
 
     async def close(self) -> None:
-        """Close all channels.  May be called again."""
+        """Close all channels, and open no others.  May be called again."""
+        self._closed = True
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(each.close() for each in channels.values()))
         http, self._http = self._http, None
@@ -105,24 +113,23 @@ class _Channel:
         self._broker_id = broker_id
         self._backoff = Backoff(CHANNEL_RETRY_S, CHANNEL_RETRY_MAX_S)
         self._not_before_s = 0.0
-        self._connection: _Connection | None = None
-        self._opening: asyncio.Task[_Connection] | None = None
+        self._connection: ChannelConnection | None = None
+        self._opening: asyncio.Task[ChannelConnection] | None = None
 
     @property
     def idle(self) -> bool:
         """Whether there is no connection, and none is being opened."""
         return self._opening is None and (self._connection is None or not self._connection.open)
 
-    async def ask(self, kind: str, fields: object) -> Answer | Refusal:
-        """Return the answer.  Raises `PeerFailed`, `FrameTooLarge`."""
-        connection = self._connection
-        if connection is None or not connection.open:
-            if self._opening is None:
-                self._opening = asyncio.create_task(self._open())
-                self._opening.add_done_callback(self._opened)
-            # Shielded: others wait for the same connection.
-            connection = await asyncio.shield(self._opening)
-        return await connection.ask(kind, fields)
+    async def connect(self) -> "ChannelConnection":
+        """Return the connection, opened if need be.  Raises `PeerFailed`."""
+        if self._connection is not None and self._connection.open:
+            return self._connection
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        # Shielded: others wait for the same connection.
+        return await asyncio.shield(self._opening)
 
     async def close(self) -> None:
         """Close the connection, and open no other one."""
@@ -133,7 +140,7 @@ class _Channel:
         if self._connection is not None:
             await self._connection.close()
 
-    async def _open(self) -> "_Connection":
+    async def _open(self) -> "ChannelConnection":
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._not_before_s - loop.time())
         try:
@@ -145,7 +152,7 @@ class _Channel:
         self._backoff.reset()
         return connection
 
-    async def _connect(self) -> "_Connection":
+    async def _connect(self) -> "ChannelConnection":
         socket = await self._http.ws_connect(
             self._address.web_url + CHANNEL_PATH,
             heartbeat=CHANNEL_HEARTBEAT_S,
@@ -161,7 +168,7 @@ class _Channel:
                 await _send(socket, goodbye_of(error))
             await socket.close()
             raise
-        return _Connection(self._address, socket, end)
+        return ChannelConnection(self._address, socket, end)
 
     def _failure(self, error: Exception) -> PeerFailed:
         status = error.status if isinstance(error, aiohttp.WSServerHandshakeError) else None
@@ -177,15 +184,15 @@ class _Channel:
         log.warning("channel_refused", broker=self._address.broker_id, error=reason)
         return PeerFailed(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _opened(self, opening: "asyncio.Task[_Connection]") -> None:
+    def _opened(self, opening: "asyncio.Task[ChannelConnection]") -> None:
         self._opening = None
         # Reading the exception keeps asyncio from logging one that nobody waits for any more.
         if not opening.cancelled() and opening.exception() is None:
             self._connection = opening.result()
 
 
-class _Connection:
-    """One WebSocket, once both ends have sent HELLO."""
+class ChannelConnection:
+    """One WebSocket, once both ends have sent HELLO.  See `PeerConnection`."""
 
     def __init__(
         self, address: BrokerAddress, socket: aiohttp.ClientWebSocketResponse, end: AskingEnd
@@ -197,6 +204,8 @@ class _Connection:
         self._answers: dict[int, asyncio.Future[Answer | Refusal]] = {}
         self._lost: str | None = None
         """The reason, once the connection is lost."""
+        self._listener_error: Exception | None = None
+        self._listeners: dict[str, Callable[[object], None]] = {}
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -204,15 +213,44 @@ class _Connection:
         """Whether requests can be sent."""
         return self._lost is None and self._end.state is ChannelState.OPEN
 
-    async def ask(self, kind: str, fields: object) -> Answer | Refusal:
-        """Send a request once fewer than CHANNEL_REQUESTS_IN_FLIGHT wait, and return its answer.
+    async def ask(self, request: Request[H, A], *, timeout_s: float | None) -> A:
+        """See `PeerConnection`.  It waits while CHANNEL_REQUESTS_IN_FLIGHT have no answer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._answer_to(request)
+        except TimeoutError as error:
+            raise _no_answer(self._address, "time is up") from error
+        if isinstance(answer, Answer):
+            return request.answer_from_json(answer.value)
+        raise PeerFailed(
+            answer.reason,
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            answer.code,
+            owner_id=answer.owner_id or "",
+        )
 
-        Raises `PeerFailed` if the connection is lost, `FrameTooLarge`.
-        """
+    def on_event(self, kind: str, listener: Callable[[object], None] | None) -> None:
+        """See `PeerConnection`."""
+        if listener is None:
+            self._listeners.pop(kind, None)
+        else:
+            self._listeners[kind] = listener
+
+    async def wait_lost(self) -> None:
+        """See `PeerConnection`."""
+        await asyncio.wait({self._reading})
+        raise self._listener_error or _no_answer(self._address, str(self._lost))
+
+    async def close(self) -> None:
+        """See `PeerConnection`."""
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    async def _answer_to(self, request: Request[H, A]) -> Answer | Refusal:
         async with self._slots:
             if self._lost is not None:
                 raise _no_answer(self._address, self._lost)
-            request_id, text = self._end.ask(kind, fields)
+            request_id, text = self._end.ask(request.KIND, request.to_json())
             answer: asyncio.Future[Answer | Refusal] = asyncio.get_running_loop().create_future()
             self._answers[request_id] = answer
             try:
@@ -223,18 +261,15 @@ class _Connection:
                 self._end.give_up(request_id)
                 del self._answers[request_id]
 
-    async def close(self) -> None:
-        """Fail what waits, and close the socket."""
-        self._reading.cancel()
-        await asyncio.wait({self._reading})
-
     async def _read(self) -> None:
         reason = "the connection was closed"
         try:
             while True:
-                answer = self._end.receive(_text_of(await self._socket.receive()))
-                if answer is not None:
-                    self._give(answer)
+                frame = self._end.receive(_text_of(await self._socket.receive()))
+                if isinstance(frame, Event):
+                    self._call_listener(frame)
+                elif frame is not None:
+                    self._give(frame)
         except (*LOST, ChannelViolation, ChannelRefused) as error:
             reason = str(error) or reason
             log.info("channel_lost", broker=self._address.broker_id, error=reason)
@@ -246,6 +281,18 @@ class _Connection:
                     each.set_exception(_no_answer(self._address, reason))
                     each.exception()  # as nobody may wait any more
             await self._socket.close()
+
+    def _call_listener(self, event: Event) -> None:
+        listener = self._listeners.get(event.kind)
+        if listener is None:
+            return
+        try:
+            listener(event.value)
+        except Exception as error:
+            self._listener_error = error
+            raise ConnectionAbortedError(
+                f"an event {event.kind} was not understood here: {error!r}"
+            ) from error
 
     def _give(self, answer: Answer | Refusal) -> None:
         waiting = self._answers.get(answer.request_id)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from broker.placement.typed_request import Request
 from config.bounds import PEER_TIMEOUT_S
@@ -82,6 +82,29 @@ class PlacementCounters:
     sessions_lost: int = 0
     moves: int = 0
     """Topics that this process, as leader, had moved."""
+
+
+class PeerConnection(Protocol):
+    """The connection to another broker, shared by all that ask it."""
+
+    async def ask(self, request: Request[H, A], *, timeout_s: float | None) -> A:
+        """See `Placement.ask`."""
+        ...
+
+    def on_event(self, kind: str, listener: Callable[[object], None] | None) -> None:
+        """Call `listener` with the JSON of each event of a kind, instead of an earlier listener.
+
+        An error of the listener closes the connection and is raised by `wait_lost`.
+        """
+        ...
+
+    async def wait_lost(self) -> None:
+        """Wait until the connection is lost.  Raises `PeerFailed`, or the error of a listener."""
+        ...
+
+    async def close(self) -> None:
+        """Close it for all."""
+        ...
 
 
 class Placement(ABC):
@@ -225,6 +248,10 @@ class Placement(ABC):
         """Ask another broker over REST; its answer, decoded.  Raises `PeerFailed`."""
 
     @abstractmethod
+    async def connect(self, address: BrokerAddress) -> PeerConnection:
+        """Return the connection to another broker, opened if need be.  Raises `PeerFailed`."""
+
+    @abstractmethod
     async def ask(
         self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S
     ) -> A:
@@ -327,6 +354,10 @@ class OneBroker(Placement):
         timeout_s: float = PEER_TIMEOUT_S,
     ) -> object:
         """See `Placement`.  There is nobody to ask."""
+        raise _no_others(address)
+
+    async def connect(self, address: BrokerAddress) -> PeerConnection:
+        """See `Placement`.  There is nobody to connect to."""
         raise _no_others(address)
 
     async def ask(

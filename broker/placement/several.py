@@ -38,6 +38,7 @@ from broker.placement.peers import Peers
 from broker.placement.placement import (
     BrokerAddress,
     OwnerListener,
+    PeerConnection,
     Placed,
     Placement,
     PlacementNotReady,
@@ -188,6 +189,10 @@ class SeveralBrokers(Placement):
     ) -> object:
         """See `Placement`."""
         return await self._peers.call(address, method, path, query, body=body, timeout_s=timeout_s)
+
+    async def connect(self, address: BrokerAddress) -> PeerConnection:
+        """See `Placement`."""
+        return await self._channels.connect(address)
 
     async def ask(
         self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S

@@ -25,8 +25,6 @@ from magnetar.protocol.server_error import InternalError, MagnetarError, PeerErr
 A_co = TypeVar("A_co", covariant=True)
 H_contra = TypeVar("H_contra", contravariant=True)
 R = TypeVar("R", bound="Request[Never, object]")
-RequestHandler = Callable[[object], Awaitable[object]]
-"""Takes the JSON of a request's fields and returns that of its answer.  Raises `MagnetarError`."""
 
 # Any other position means something on the broker of its ledger only.
 _POSITIONS: Mapping[str, Position] = MappingProxyType({"earliest": EARLIEST, "latest": LATEST})
@@ -43,6 +41,25 @@ class MalformedRequest(PeerError):
     """A request or an answer of another broker is of an unknown kind, or its JSON is malformed."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class EventSink(Protocol):
+    """The connection of the broker that sent a request, as the one that carries it out sees it."""
+
+    def send_event(self, kind: str, value: object) -> None:
+        """Send JSON after what was sent before, without waiting.
+
+        The connection is closed when too many events wait.  One that is closed sends nothing.
+        """
+        ...
+
+    def on_close(self, listener: Callable[[], None]) -> None:
+        """Call `listener` once the connection is closed or lost: at once if it is already."""
+        ...
+
+
+RequestHandler = Callable[[EventSink, object], Awaitable[object]]
+"""Takes the JSON of a request's fields and returns that of its answer.  Raises `MagnetarError`."""
 
 
 @runtime_checkable
@@ -88,13 +105,13 @@ class Request(ABC, Generic[H_contra, A_co]):
 
 
 def request_handlers(
-    table: Mapping[str, type[R]], carry_out: Callable[[R], Awaitable[object]]
+    table: Mapping[str, type[R]], carry_out: Callable[[EventSink, R], Awaitable[object]]
 ) -> Mapping[str, RequestHandler]:
     """Return a handler for each kind of request of a table, which `carry_out` carries out."""
 
     def handler_of(request_type: type[R]) -> RequestHandler:
-        async def handle(fields: object) -> object:
-            return encode(await carry_out(request_type.from_json(fields)))
+        async def handle(sink: EventSink, fields: object) -> object:
+            return encode(await carry_out(sink, request_type.from_json(fields)))
 
         return handle
 
@@ -125,8 +142,8 @@ def decode(hint: object, value: object) -> object:
     """Return the value of the annotated type `hint` that JSON stands for.
 
     It knows text, numbers, booleans, None, unions of a type with None, EARLIEST and LATEST, names
-    of segments, mappings, sequences, `object` for any JSON, and types with `from_json`.  Raises
-    ValueError, `InvalidTopicName`.
+    of topics and segments, mappings, sequences, `object` for any JSON, and types with `from_json`.
+    Raises ValueError, `InvalidTopicName`.
     """
     if isinstance(hint, UnionType):
         if value is None and NoneType in get_args(hint):
@@ -134,8 +151,9 @@ def decode(hint: object, value: object) -> object:
         return decode(next(each for each in get_args(hint) if each is not NoneType), value)
     if hint is Position and isinstance(value, str) and value in _POSITIONS:
         return _POSITIONS[value]
-    if hint is SegmentName and isinstance(value, str):
-        return segment_name(parse_topic_name(value))
+    if hint in (SegmentName, TopicName) and isinstance(value, str):
+        name = parse_topic_name(value)
+        return name if hint is TopicName else segment_name(name)
     if hint is object or hint is type(value):
         return value
     return _composed(hint, value)

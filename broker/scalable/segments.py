@@ -148,7 +148,7 @@ class Segments:
 
     def request_handlers(self) -> Mapping[str, RequestHandler]:
         """Return a handler of each kind of request, for the channels of other brokers."""
-        return request_handlers(SEGMENT_REQUESTS, self.serve)
+        return request_handlers(SEGMENT_REQUESTS, lambda _, request: self.serve(request))
 
     async def _ask_owner(self, request: SegmentRequest[A]) -> A:
         placement = self._broker.placement

@@ -165,7 +165,7 @@ class ScalableTopics(SegmentReports):
 
     def request_handlers(self) -> Mapping[str, RequestHandler]:
         """Return a handler of each request that other brokers send, by its kind."""
-        return self._segments.request_handlers()
+        return {**self._segments.request_handlers(), **self.feeds.request_handlers()}
 
     # Life
 

@@ -16,6 +16,7 @@ from broker.placement.channel import (
     ChannelRefused,
     ChannelState,
     ChannelViolation,
+    Event,
     Frame,
     FrameTooLarge,
     Goodbye,
@@ -39,6 +40,7 @@ FRAMES: list[Frame] = [
     Refusal(7, "The test refuses.", int(ServerError.TOPIC_NOT_FOUND), None),
     Refusal(7, "Ask b.", int(ServerError.SERVICE_NOT_READY), "b:1"),
     Refusal(7, "A defect."),
+    Event("test.event", {"number": 1}),
 ]
 
 
@@ -216,6 +218,16 @@ def test_frames_are_bounded() -> None:
     assert "ANSWER has" in refused.reason
 
 
+def test_events_need_no_request() -> None:
+    a, b = asking(), answering(max_frame_bytes=100)
+    assert a.receive(b.event("test.event", [1])) == Event("test.event", [1])
+    assert b.in_flight == 0
+    with pytest.raises(FrameTooLarge, match="EVENT has"):
+        b.event("test.event", "x" * 100)
+    with pytest.raises(ChannelViolation, match="no new request"):
+        b.receive(b.event("test.event", None))
+
+
 def test_end_that_stops_answers_what_it_has_and_refuses_the_rest() -> None:
     b = answering()
     b.receive(request(1))
@@ -237,6 +249,7 @@ def test_closed_end_has_nothing_in_flight_and_sends_nothing() -> None:
         assert end.state is ChannelState.CLOSED
     b.stop()
     assert b.answer(Answer(1, None)) is None
+    assert b.receive(request(2)) is None
     with pytest.raises(ChannelDefect, match="closed"):
         a.ask("test.echo", None)
 

@@ -25,7 +25,12 @@ from broker.placement.channel_client import ChannelClient
 from broker.placement.channel_server import ChannelServer
 from broker.placement.peer_failed import PeerFailed
 from broker.placement.placement import BrokerAddress, OwnedElsewhere
-from broker.placement.typed_request import MalformedRequest, Request, request_handlers
+from broker.placement.typed_request import (
+    EventSink,
+    MalformedRequest,
+    Request,
+    request_handlers,
+)
 from magnetar.protocol.server_error import PeerError, ServerError
 from tests.support.waiting import until
 
@@ -40,6 +45,9 @@ class NotThere(PeerError):
 
 class Work:
     """Carries the requests of the tests out."""
+
+    sink: EventSink
+    """The connection of the newest request."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -111,16 +119,15 @@ class Peer:
 
     def abort(self) -> None:
         """Lose every connection."""
-        for socket in list(self.server._ends):
-            assert socket._req is not None
-            assert socket._req.transport is not None
-            socket._req.transport.abort()
+        for session in self.server._sessions:
+            session._abort("the test wants it")
 
     def _make_server(self) -> ChannelServer:
-        handlers = request_handlers(
-            {Echo.KIND: Echo}, lambda request: asyncio.ensure_future(request.run(self.work))
-        )
-        return ChannelServer(lambda: "b:1", handlers)
+        async def carry_out(sink: EventSink, request: Echo) -> str:
+            self.work.sink = sink
+            return await request.run(self.work)
+
+        return ChannelServer(lambda: "b:1", request_handlers({Echo.KIND: Echo}, carry_out))
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         self.connections += 1
@@ -213,7 +220,7 @@ async def test_unknown_request_is_refused_in_a_sentence(client: ChannelClient, p
 
 
 async def test_answer_of_another_type_is_malformed(client: ChannelClient, peer: Peer) -> None:
-    peer.server._handlers = {Echo.KIND: lambda _: asyncio.sleep(0, 7)}
+    peer.server._handlers = {Echo.KIND: lambda *_: asyncio.sleep(0, 7)}
     with pytest.raises(MalformedRequest, match=r"answer to test\.echo"):
         await asks(client, peer)
 
@@ -371,8 +378,8 @@ async def test_asking_broker_that_answers_no_ping_is_let_go(
     monkeypatch.setattr("broker.placement.channel_server.CHANNEL_HEARTBEAT_S", 0.1)
     socket = await raw(autoping=False)
     await socket.send_str(HELLO)
-    await until(lambda: len(peer.server._ends) == 1)
-    await until(lambda: not peer.server._ends)
+    await until(lambda: len(peer.server._sessions) == 1)
+    await until(lambda: not peer.server._sessions)
     await socket.close()
 
 
@@ -387,7 +394,7 @@ async def test_broker_that_breaks_the_protocol_gets_a_sentence(
     binary = await raw()
     await binary.send_bytes(HELLO.encode())
     assert isinstance(read_frame((await binary.receive()).data), Goodbye)
-    await until(lambda: not peer.server._ends)
+    await until(lambda: not peer.server._sessions)
 
 
 async def test_broker_that_stops_answers_what_it_has_and_refuses_the_rest(
@@ -426,7 +433,7 @@ async def test_client_that_is_closed_fails_what_waits(client: ChannelClient, pee
     with pytest.raises(PeerFailed, match="the connection was closed"):
         await waiting
     peer.work.go_on.set()
-    await until(lambda: not peer.server._ends)
+    await until(lambda: not peer.server._sessions)
 
 
 async def test_brokers_that_are_gone_are_forgotten_once_their_connection_is(
@@ -441,3 +448,106 @@ async def test_brokers_that_are_gone_are_forgotten_once_their_connection_is(
     assert client._channels.keys() == {"b:1"}
     client.forget_gone(())
     assert not client._channels
+
+
+async def test_events_arrive_in_order_beside_answers(client: ChannelClient, peer: Peer) -> None:
+    connection = await client.connect(peer.address)
+    events: list[object] = []
+    connection.on_event("test", events.append)
+    await connection.ask(Echo("x"), timeout_s=10)
+    for number in range(100):
+        peer.work.sink.send_event("test", {"number": number})
+        peer.work.sink.send_event("other", number)
+    assert await connection.ask(Echo("y"), timeout_s=10) == "y"
+    await until(lambda: len(events) == 100)
+    assert events == [{"number": number} for number in range(100)]
+    connection.on_event("test", None)
+    peer.work.sink.send_event("test", 1)
+    connection.on_event("last", events.append)
+    peer.work.sink.send_event("last", 2)
+    await until(lambda: len(events) == 101)
+    assert events[-1] == 2
+
+
+async def test_listener_that_fails_closes_the_connection(client: ChannelClient, peer: Peer) -> None:
+    connection = await client.connect(peer.address)
+    errors: list[object] = []
+
+    def fails(event: object) -> None:
+        errors.append(event)
+        raise KeyError("a defect")
+
+    connection.on_event("test", fails)
+    await connection.ask(Echo("x"), timeout_s=10)
+    for _ in range(2):
+        peer.work.sink.send_event("test", None)
+    with pytest.raises(KeyError, match="a defect"):
+        await connection.wait_lost()
+    assert errors == [None]
+    await until(lambda: not peer.server._sessions)
+    assert await asks(client, peer, "y") == "y"
+
+
+async def test_broker_that_carries_out_learns_when_the_connection_is_lost(
+    client: ChannelClient, peer: Peer
+) -> None:
+    connection = await client.connect(peer.address)
+    await connection.ask(Echo("x"), timeout_s=10)
+    closed: list[str] = []
+    peer.work.sink.on_close(lambda: closed.append("first"))
+    await connection.close()
+    with pytest.raises(PeerFailed, match="the connection was closed"):
+        await connection.wait_lost()
+    await until(lambda: closed)
+    peer.work.sink.send_event("test", "nobody reads this")
+    peer.work.sink.on_close(lambda: closed.append("late"))
+    assert closed == ["first", "late"]
+
+
+@pytest.mark.parametrize("bound", ["events", "bytes"])
+async def test_broker_that_cannot_get_its_events_is_disconnected(
+    client: ChannelClient, peer: Peer, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    connection = await client.connect(peer.address)
+    await connection.ask(Echo("x"), timeout_s=10)
+    if bound == "events":
+        monkeypatch.setattr("broker.placement.channel_server.CHANNEL_EVENTS_WAITING", 2)
+    else:
+        next(iter(peer.server._sessions)).end.max_frame_bytes = 10
+    closed: list[bool] = []
+    peer.work.sink.on_close(lambda: closed.append(True))
+    with capture_logs() as logs:
+        for number in range(4):
+            peer.work.sink.send_event("test", number)
+        assert not closed, "not in the middle of sending"
+        with pytest.raises(PeerFailed, match="does not answer"):
+            await connection.wait_lost()
+    await until(lambda: closed == [True])
+    assert [each["event"] for each in logs].count("channel_aborted") == 1
+
+
+async def test_defect_in_sending_events_closes_the_connection(
+    client: ChannelClient, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await client.connect(peer.address)
+    await connection.ask(Echo("x"), timeout_s=10)
+    session = next(iter(peer.server._sessions))
+
+    async def fails(_: str) -> None:
+        raise KeyError("a defect")
+
+    with capture_logs() as logs:
+        monkeypatch.setattr(session.socket, "send_str", fails)
+        peer.work.sink.send_event("test", None)
+        with pytest.raises(PeerFailed, match="does not answer"):
+            await connection.wait_lost()
+    assert "channel_events_broken" in [each["event"] for each in logs]
+
+
+async def test_nothing_is_opened_after_the_client_is_closed(
+    client: ChannelClient, peer: Peer
+) -> None:
+    await client.close()
+    with pytest.raises(PeerFailed, match="this broker stops"):
+        await asks(client, peer)
+    assert peer.connections == 0

@@ -498,7 +498,7 @@ async def test_broker_that_carries_out_learns_when_the_connection_is_lost(
     await connection.close()
     with pytest.raises(PeerFailed, match="the connection was closed"):
         await connection.wait_lost()
-    await until(lambda: closed)
+    await until(lambda: bool(closed))
     peer.work.sink.send_event("test", "nobody reads this")
     peer.work.sink.on_close(lambda: closed.append("late"))
     assert closed == ["first", "late"]

@@ -303,17 +303,10 @@ SEGMENT_OWNER_TRIES = 6
 change."""
 SEGMENT_OWNER_RETRY_PAUSE_S = 0.1
 """Pause after the first of those tries; the n-th is n times as long."""
+SEGMENT_OWNER_HOPS = 4
+"""Brokers that one of those tries asks, when each names another one as the owner."""
 SEGMENT_CALL_S = 30.0
 """How long another broker may take for one call about a segment; sealing waits for producers."""
-FEED_MESSAGES_WAITING = 10_000
-"""Messages that wait for a broker that follows segments here; above it the feed is closed, and the
-broker connects again."""
-FEED_BATCH_BYTES = 64 * 1024 * 1024
-"""The largest message of a feed: all segments of a topic, with their consumers."""
-FEED_HEARTBEAT_S = 5.0
-"""A feed that answers no ping within half of this time is lost."""
-FEED_CONNECT_S = 5.0
-"""How long connecting to a feed may take."""
 FEED_RETRY_S = 0.1
 """First pause before a lost feed is connected again ..."""
 FEED_RETRY_MAX_S = 2.0
@@ -451,6 +444,22 @@ SHEDDING_REST_S = 600
 """How long a topic that was moved is not moved again."""
 PEER_TIMEOUT_S = 10
 """How long another broker may take to answer; unloading a topic is the longest."""
+CHANNEL_REQUESTS_IN_FLIGHT = 256
+"""Requests to one other broker that wait for its answer; more wait for those, or are refused."""
+CHANNEL_FRAME_BYTES = 64 * 1024 * 1024
+"""The largest frame between brokers: all segments of a topic, with their consumers."""
+CHANNEL_EVENTS_WAITING = 10_000
+"""Events that wait for another broker to read them; above it is disconnected and comes back."""
+CHANNEL_CONNECT_S = 5.0
+"""How long connecting to another broker may take, its HELLO included."""
+CHANNEL_HEARTBEAT_S = 5.0
+"""A broker that answers no PING within half of this time is lost: its requests are sent again."""
+CHANNEL_RETRY_S = 0.05
+"""Pause before another broker that could not be reached is connected to again ..."""
+CHANNEL_RETRY_MAX_S = 0.5
+"""... doubles up to this."""
+CHANNEL_CLOSE_S = 1.0
+"""How long a broker that closes a channel waits until the other one has read that."""
 ADMIN_SESSION_WAIT_S = 5
 """How long a REST request about one topic waits for this broker's next session."""
 DRAIN_TOPICS_AT_ONCE = 4

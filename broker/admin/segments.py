@@ -1,18 +1,18 @@
-"""Segments over REST: for operators by their paths, for other brokers as typed requests.
+"""Segments over REST, for operators.
 
-`/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}` and `/admin/v2/segment-requests`.
+Paths begin with `/admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}`.
 
 Paths, methods and status codes are those of Pulsar's internal resource; GET of a segment, its
-`/stats` and `/internalStats`, and the feed are Magnetar's own.  The owner of a segment serves its
-requests; other brokers redirect (307) to it.
+`/stats` and `/internalStats` are Magnetar's own.  The owner of a segment serves its requests; other
+brokers redirect (307) to it.  A broker that is asked with `authoritative=true` takes a segment that
+nobody owns.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 
 import structlog
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.offload import ledger_ids_of
@@ -28,11 +28,9 @@ from broker.admin.rest import (
     status_of,
 )
 from broker.admin.topic_stats import internal_stats
-from broker.placement.typed_request import MalformedRequest, encode
-from broker.scalable.feed import FEED_PATH, Follower
+from broker.placement.typed_request import encode
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_requests import (
-    SEGMENT_REQUESTS,
     CreateSubscription,
     DeleteSegment,
     DeleteSubscription,
@@ -47,9 +45,7 @@ from broker.scalable.segment_requests import (
     ViewRunningSegment,
     ViewSegment,
 )
-from broker.scalable.segments import SEGMENT_REQUESTS_PATH
 from broker.topics.topic import SubscriptionNotFound
-from config.bounds import FEED_HEARTBEAT_S
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
 from magnetar.protocol.server_error import MagnetarError
@@ -82,13 +78,11 @@ def routes() -> list[web.RouteDef]:
         web.get(SUBSCRIPTION + "/backlog", backlog),
         web.post(SUBSCRIPTION + "/seek", _handler_of(_seek)),
         web.post(SUBSCRIPTION + "/skip-all", _handler_of(_skip_all)),
-        web.post(SEGMENT_REQUESTS_PATH + "/{kind}", requests_of_brokers),
-        web.get(FEED_PATH, feed),
     ]
 
 
 def errors_with_code(handler: Handler) -> Handler:
-    """Answer errors with code and sentence, so that a requesting broker raises the same error."""
+    """Answer errors with their code beside the sentence."""
 
     @wraps(handler)
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -120,7 +114,7 @@ def _subscription_of(request: web.Request) -> str:
     return request.match_info["subscription"]
 
 
-# Requests of operators, and of brokers
+# Typed requests, from paths and queries
 
 
 async def _view(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
@@ -206,26 +200,7 @@ def _handler_of(make: RequestOf) -> Handler:
     return handle
 
 
-@errors_with_code
-async def requests_of_brokers(request: web.Request) -> web.StreamResponse:
-    """POST, the fields of a typed request as body: run it.
-
-    See `broker.scalable.segment_requests`.
-    """
-    kind = request.match_info["kind"]
-    known = SEGMENT_REQUESTS.get(kind)
-    if known is None:
-        raise MalformedRequest(
-            f"{kind!r} is no request about a segment here: run the same version of the broker "
-            "everywhere."
-        )
-    asked = known.from_json(await body_of(request))
-    await require_here(request, asked.segment.topic_name)
-    segments = request.app[BROKER].scalable.local_segments
-    return web.json_response(encode(await asked.run(segments)))
-
-
-# Requests of operators alone
+# Requests of operators only
 
 
 @_at_owner
@@ -260,44 +235,3 @@ async def backlog(
     if found is None:
         raise SubscriptionNotFound(f"{segment} has no subscription {name!r}: see its topic's.")
     return web.json_response(found.backlog)
-
-
-# The feed
-
-
-async def feed(request: web.Request) -> web.StreamResponse:
-    """GET: a WebSocket by which another broker follows topics; see `broker.scalable.feed`."""
-    feeds = request.app[BROKER].scalable.feeds
-    socket = web.WebSocketResponse(heartbeat=FEED_HEARTBEAT_S)
-    await socket.prepare(request)
-    follower = feeds.connect()
-    sending = asyncio.create_task(_send_batches(follower, socket))
-    try:
-        async for message in socket:
-            if message.type is not WSMsgType.TEXT:
-                break
-            feeds.hear(follower, str(message.data))
-    except ConnectionResetError:
-        log.debug("segment_feed_cut", remote=request.remote)
-    finally:
-        feeds.disconnect(follower)
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-    return socket
-
-
-async def end_feeds(app: web.Application) -> None:
-    """End all feeds when the server stops, without waiting for followers."""
-    app[BROKER].scalable.feeds.stop()
-
-
-async def _send_batches(follower: Follower, socket: web.WebSocketResponse) -> None:
-    try:
-        while (batch := await follower.next_batch()) is not None:
-            await socket.send_str(batch)
-    except ConnectionError:
-        return
-    except Exception:
-        # Closed below, because the follower would get nothing more without noticing it.
-        log.exception("segment_feed_broken")
-    await socket.close()

@@ -1,8 +1,4 @@
-"""Calls to other brokers, over their REST addresses.
-
-Rules: a call has a time limit, follows redirects (the topic may have moved on), and fails with the
-sentence that the other broker gave.  Connections are kept for later calls.
-"""
+"""Calls to the REST interfaces of other brokers."""
 
 import asyncio
 import json
@@ -17,7 +13,7 @@ from config.bounds import PEER_TIMEOUT_S
 
 
 class Peers:
-    """An HTTP client for the REST interfaces of other brokers, with connections that are kept."""
+    """An HTTP client that keeps its connections to other brokers."""
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None
@@ -32,7 +28,11 @@ class Peers:
         body: object = None,
         timeout_s: float = PEER_TIMEOUT_S,
     ) -> object:
-        """What a broker answers, decoded; None if that is nothing.  Raises `PeerFailed`."""
+        """Return what a broker answers, decoded; None for an empty answer.
+
+        Redirects are followed, because the topic may have moved on.  Raises `PeerFailed` with the
+        reason that the other broker gave.
+        """
         if self._client is None:
             self._client = aiohttp.ClientSession()
         url, timeout = address.web_url + path, aiohttp.ClientTimeout(total=timeout_s)
@@ -61,7 +61,7 @@ class Peers:
         )
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()

@@ -4,22 +4,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, Protocol, TypeVar
 
+from broker.placement.typed_request import Request
 from config.bounds import PEER_TIMEOUT_S
 from magnetar.background_tasks import EndsForGood
 from magnetar.protocol.names import TopicDomain, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.store import Session
 
+A = TypeVar("A")
+H = TypeVar("H")
 OwnerListener = Callable[[TopicName], None]
 """A function that is called with a name that has another owner now, or none."""
 
 
 class OwnedElsewhere(PeerError):
-    """Another broker owns the topic: look it up again."""
+    """Another broker owns the topic: look it up again.  `owner_id` is that broker, if known."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+    def __init__(self, message: str, owner_id: str = "") -> None:
+        super().__init__(message)
+        self.owner_id = owner_id
 
 
 class PlacementNotReady(PeerError):
@@ -69,6 +76,29 @@ class PlacementCounters:
     sessions_lost: int = 0
     moves: int = 0
     """Topics that this process, as leader, has had moved to other brokers."""
+
+
+class PeerConnection(Protocol):
+    """The connection to another broker, shared by all that ask it."""
+
+    async def ask(self, request: Request[H, A], *, timeout_s: float | None) -> A:
+        """See `Placement.ask`."""
+        ...
+
+    def on_event(self, kind: str, listener: Callable[[object], None] | None) -> None:
+        """Call `listener` with the JSON of each event of a kind, instead of an earlier listener.
+
+        An error of the listener closes the connection and is raised by `wait_lost`.
+        """
+        ...
+
+    async def wait_lost(self) -> None:
+        """Wait until the connection is lost.  Raises `PeerFailed`, or the error of a listener."""
+        ...
+
+    async def close(self) -> None:
+        """Close it for all."""
+        ...
 
 
 class Placement(ABC):
@@ -221,6 +251,20 @@ class Placement(ABC):
     ) -> object:
         """Call another broker over REST and return its decoded answer.  Raises `PeerFailed`."""
 
+    @abstractmethod
+    async def connect(self, address: BrokerAddress) -> PeerConnection:
+        """Return the connection to another broker, opened if need be.  Raises `PeerFailed`."""
+
+    @abstractmethod
+    async def ask(
+        self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S
+    ) -> A:
+        """Have another broker carry out a typed request, and return its answer.
+
+        Raises `PeerFailed`, `FrameTooLarge`, `PositionOfOneBroker`, and `MalformedRequest` for an
+        answer of another type.
+        """
+
 
 class OneBroker(Placement):
     """The placement of a single broker: it owns everything, writes nothing, watches nothing."""
@@ -314,7 +358,21 @@ class OneBroker(Placement):
         timeout_s: float = PEER_TIMEOUT_S,
     ) -> object:
         """See `Placement`.  There is no other broker to call."""
-        raise PlacementNotReady(f"{address.broker_id} is no broker of this cluster: ask this one.")
+        raise _no_others(address)
+
+    async def connect(self, address: BrokerAddress) -> PeerConnection:
+        """See `Placement`.  There is no other broker to connect to."""
+        raise _no_others(address)
+
+    async def ask(
+        self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S
+    ) -> A:
+        """See `Placement`.  There is no other broker to call."""
+        raise _no_others(address)
+
+
+def _no_others(address: BrokerAddress) -> PlacementNotReady:
+    return PlacementNotReady(f"{address.broker_id} is no broker of this cluster: ask this one.")
 
 
 def _nothing() -> None:

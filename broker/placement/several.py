@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import structlog
 
 from broker.placement.balance_election import BalanceElection
+from broker.placement.channel_client import ChannelClient
 from broker.placement.choice import Candidate, choose, choose_by_name
 from broker.placement.load import LoadMeter, Totals
 from broker.placement.members import (
@@ -27,11 +28,13 @@ from broker.placement.placement import (
     BrokerAddress,
     LookupResult,
     OwnerListener,
+    PeerConnection,
     Placement,
     PlacementNotReady,
     SupersededProcess,
 )
 from broker.placement.shedding import Shedding, Unload
+from broker.placement.typed_request import Request
 from config.bounds import (
     LOAD_REPORT_MAX_S,
     LOAD_REPORT_S,
@@ -46,6 +49,8 @@ from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.store import MetadataStore, Session
 
+A = TypeVar("A")
+H = TypeVar("H")
 log = structlog.get_logger(__name__)
 
 _FIRST_RETRY_S = 0.05
@@ -97,6 +102,7 @@ class SeveralBrokers(Placement):
         self._ownership: Ownership
         self._leader: BalanceElection
         self._peers = Peers()
+        self._channels = ChannelClient(lambda: self.broker_id)
         self._session: Session | None = None
         self._opened = asyncio.Event()
         self._superseded = False
@@ -162,6 +168,7 @@ class SeveralBrokers(Placement):
             await self._ownership.stop()
             await self._leader.stop()
         await self._peers.close()
+        await self._channels.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -178,6 +185,16 @@ class SeveralBrokers(Placement):
     ) -> object:
         """See `Placement`."""
         return await self._peers.call(address, method, path, query, body=body, timeout_s=timeout_s)
+
+    async def connect(self, address: BrokerAddress) -> PeerConnection:
+        """See `Placement`."""
+        return await self._channels.connect(address)
+
+    async def ask(
+        self, address: BrokerAddress, request: Request[H, A], *, timeout_s: float = PEER_TIMEOUT_S
+    ) -> A:
+        """See `Placement`."""
+        return await self._channels.ask(address, request, timeout_s=timeout_s)
 
     @property
     def session(self) -> Session:
@@ -298,6 +315,7 @@ class SeveralBrokers(Placement):
         return lambda: (self._broker_listeners.pop(token, None), None)[1]
 
     def _brokers_changed(self) -> None:
+        self._channels.forget_gone(self._members.live)
         candidates = tuple(
             sorted(
                 broker_id

@@ -1,21 +1,13 @@
-"""Pure: typed requests between brokers, and their JSON.
-
-Rules:
-
-- A request is a frozen dataclass.  Its KIND names it between brokers; `run` carries it out, and the
-  annotation of what `run` returns is the type of the answer.
-- Fields and answers are of the types that `decode` knows: text, numbers, names, positions,
-  mappings, sequences, None, and types with `to_json` and `from_json`.
-- Positions are EARLIEST and LATEST, as they mean the same on every broker; any other is refused.
-"""
+"""Pure: typed requests between brokers, and their JSON."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
     ClassVar,
     Generic,
+    Never,
     Protocol,
     Self,
     TypeVar,
@@ -32,7 +24,9 @@ from magnetar.protocol.server_error import InternalError, MagnetarError, PeerErr
 
 A_co = TypeVar("A_co", covariant=True)
 H_contra = TypeVar("H_contra", contravariant=True)
+R = TypeVar("R", bound="Request[Never, object]")
 
+# Any other position means something on the broker of its ledger only.
 _POSITIONS: Mapping[str, Position] = MappingProxyType({"earliest": EARLIEST, "latest": LATEST})
 _POSITION_NAMES: Mapping[Position, str] = MappingProxyType(
     {position: name for name, position in _POSITIONS.items()}
@@ -40,18 +34,37 @@ _POSITION_NAMES: Mapping[Position, str] = MappingProxyType(
 
 
 class PositionOfOneBroker(InternalError):
-    """A position that means something on its segment's owner only."""
+    """A position other than EARLIEST and LATEST was to be sent to another broker."""
 
 
 class MalformedRequest(PeerError):
-    """JSON that is no such request, or no answer to one."""
+    """A request or an answer of another broker is of an unknown kind, or its JSON is malformed."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
+class EventSink(Protocol):
+    """The connection of the broker that sent a request, as the one that carries it out sees it."""
+
+    def send_event(self, kind: str, value: object) -> None:
+        """Send JSON after what was sent before, without waiting.
+
+        The connection is closed when too many events wait.  One that is closed sends nothing.
+        """
+        ...
+
+    def on_close(self, listener: Callable[[], None]) -> None:
+        """Call `listener` once the connection is closed or lost: at once if it is already."""
+        ...
+
+
+RequestHandler = Callable[[EventSink, object], Awaitable[object]]
+"""Takes the JSON of a request's fields and returns that of its answer.  Raises `MagnetarError`."""
+
+
 @runtime_checkable
 class Jsonable(Protocol):
-    """A value with a JSON of its own.  Its type has a classmethod `from_json`."""
+    """A value that writes its own JSON.  Its type has a classmethod `from_json`."""
 
     def to_json(self) -> dict[str, object]:
         """Return it as it travels between brokers."""
@@ -60,9 +73,11 @@ class Jsonable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request(ABC, Generic[H_contra, A_co]):
-    """A request that one broker sends to another as JSON of its annotated fields.
+    """A request that one broker sends to another as the JSON of its annotated fields.
 
-    `H_contra` carries it out, `A_co` is its answer.
+    KIND is its name between brokers, unique among all requests.  `H_contra` is the object that
+    carries it out, and `A_co`, the annotated return type of `run`, the type of its answer.  Fields
+    and answers are of the types that `decode` knows.
     """
 
     KIND: ClassVar[str]
@@ -89,6 +104,20 @@ class Request(ABC, Generic[H_contra, A_co]):
         return cast("A_co", _decoded(hint, value, f"the answer to {self.KIND}"))
 
 
+def request_handlers(
+    table: Mapping[str, type[R]], carry_out: Callable[[EventSink, R], Awaitable[object]]
+) -> Mapping[str, RequestHandler]:
+    """Return a handler for each kind of request of a table, which `carry_out` carries out."""
+
+    def handler_of(request_type: type[R]) -> RequestHandler:
+        async def handle(sink: EventSink, fields: object) -> object:
+            return encode(await carry_out(sink, request_type.from_json(fields)))
+
+        return handle
+
+    return {kind: handler_of(request_type) for kind, request_type in table.items()}
+
+
 def encode(value: object) -> object:
     """Return the JSON of a field or an answer.  Raises `PositionOfOneBroker`."""
     if isinstance(value, Position):
@@ -110,15 +139,21 @@ def encode(value: object) -> object:
 
 
 def decode(hint: object, value: object) -> object:
-    """Return the value of a type that JSON stands for.  Raises ValueError, `InvalidTopicName`."""
+    """Return the value of the annotated type `hint` that JSON stands for.
+
+    It knows text, numbers, booleans, None, unions of a type with None, EARLIEST and LATEST, names
+    of topics and segments, mappings, sequences, `object` for any JSON, and types with `from_json`.
+    Raises ValueError, `InvalidTopicName`.
+    """
     if isinstance(hint, UnionType):
         if value is None and NoneType in get_args(hint):
             return None
         return decode(next(each for each in get_args(hint) if each is not NoneType), value)
     if hint is Position and isinstance(value, str) and value in _POSITIONS:
         return _POSITIONS[value]
-    if hint is SegmentName and isinstance(value, str):
-        return segment_name(parse_topic_name(value))
+    if hint in (SegmentName, TopicName) and isinstance(value, str):
+        name = parse_topic_name(value)
+        return name if hint is TopicName else segment_name(name)
     if hint is object or hint is type(value):
         return value
     return _composed(hint, value)

@@ -1,79 +1,89 @@
-"""What this broker tells others of segments that run here, for topics that they lead.
+"""The feed: events of segments that are loaded here, for the brokers that lead their topics.
 
-Rules:
-
-- A follower is told everything once when it begins to follow a topic, and each event after that, in
-  order.  A segment of which it has not heard yet is told as a whole, instead of its first event.
-- A segment that closes is told as gone when it has closed, and is in no snapshot before: its next
-  owner may be telling of it already.
-- Consumers have ids that no other process gives: a follower that comes back can compare.
-- What waits for a follower is bounded; one that is too slow is cut off, comes back, and is told
-  everything anew.
-- While nobody follows a topic its events cost one look at a table.
+A leader follows a topic with FollowTopic over its channel, and gets events of the kind FEED_EVENT.
 """
 
-import asyncio
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar
 from weakref import WeakValueDictionary
 
-import structlog
-
+from broker.placement.typed_request import EventSink, Request, RequestHandler, request_handlers
 from broker.scalable.host import ScalableHost
 from broker.scalable.mirror import FeedMessage, segment_message
 from broker.scalable.segment_view import Members
 from broker.topics.consumer import Consumer
 from broker.topics.topic import Topic
-from config.bounds import FEED_MESSAGES_WAITING
-from magnetar.protocol.names import (
-    SegmentName,
-    TopicDomain,
-    TopicName,
-    parse_topic_name,
-    segment_name,
-)
-from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.names import SegmentName, TopicDomain, TopicName, segment_name
 
-log = structlog.get_logger(__name__)
-
-FEED_PATH = "/admin/v2/segment-feed"
-"""A WebSocket by which a broker follows topics here."""
+FEED_EVENT = "segment.feed"
+"""Kind of the events; each is a message of `FeedMessage`."""
 
 
 class Follower:
-    """One broker that follows topics.  Its connection takes what waits with `next_batch`."""
+    """A broker that follows topics here, over one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, feeds: "SegmentFeeds", sink: EventSink) -> None:
         self.topics: set[TopicName] = set()
-        self.cut_off = False
-        self._waiting: list[Members] = []
-        self._wake = asyncio.Event()
+        self.connected = True
+        self._feeds = feeds
+        self._sink = sink
 
-    def tell(self, message: Members) -> None:
-        """Say it after what waits already."""
-        if len(self._waiting) >= FEED_MESSAGES_WAITING:
-            self.close()
-        if not self.cut_off:
-            self._waiting.append(message)
-            self._wake.set()
+    def follow(self, topic: TopicName) -> None:
+        """See `FollowTopic`."""
+        if self.connected:
+            self._feeds.follow(self, topic)
 
-    async def next_batch(self) -> str | None:
-        """What waits, as one JSON array; None once it is cut off."""
-        await self._wake.wait()
-        if self.cut_off:
-            return None
-        self._wake.clear()
-        batch, self._waiting = self._waiting, []
-        return json.dumps(batch, separators=(",", ":"))
+    def unfollow(self, topic: TopicName) -> None:
+        """See `UnfollowTopic`."""
+        self._feeds.unfollow(self, topic)
 
-    def close(self) -> None:
-        """Tell it nothing more."""
-        self.cut_off = True
-        self._waiting.clear()
-        self._wake.set()
+    def send(self, message: Members) -> None:
+        """Send an event after those that wait already."""
+        self._sink.send_event(FEED_EVENT, message)
 
 
-class _Followed:
-    """One topic that somebody follows."""
+@dataclass(frozen=True, slots=True)
+class FeedRequest(Request[Follower, None]):
+    """A request of a leader about the events of one topic."""
+
+    topic: TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class FollowTopic(FeedRequest):
+    """Send a snapshot of the topic's loaded segments, and then each event, in order.
+
+    A topic that is followed already gets a new snapshot.
+    """
+
+    KIND: ClassVar[str] = "segment.follow-topic"
+
+    async def run(self, follower: Follower) -> None:
+        """See `SegmentFeeds.follow`."""
+        follower.follow(self.topic)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfollowTopic(FeedRequest):
+    """Send no more events of the topic."""
+
+    KIND: ClassVar[str] = "segment.unfollow-topic"
+
+    async def run(self, follower: Follower) -> None:
+        """See `SegmentFeeds.unfollow`."""
+        follower.unfollow(self.topic)
+
+
+FEED_REQUESTS: Mapping[str, type[FeedRequest]] = MappingProxyType(
+    {each.KIND: each for each in (FollowTopic, UnfollowTopic)}
+)
+
+
+class _FollowedTopic:
+    """The followers of one topic, and the segments and consumers that they know."""
 
     def __init__(self) -> None:
         self.followers: dict[Follower, None] = {}
@@ -82,63 +92,54 @@ class _Followed:
 
 
 class SegmentFeeds:
-    """Sends events of the segments that run here to the brokers that lead their topics."""
+    """Sends events of the segments that are loaded here to the followers of their topics.
+
+    Without followers of its topic an event costs one look-up in a table.
+    """
 
     def __init__(self, broker: ScalableHost) -> None:
         self._broker = broker
         self._process = f"{broker.random.getrandbits(64):016x}"
         self._last_id = 0
-        self._topics: dict[TopicName, _Followed] = {}
-        self._followers: dict[Follower, None] = {}
+        self._topics: dict[TopicName, _FollowedTopic] = {}
+        self._followers: dict[EventSink, Follower] = {}
 
     # Followers
 
-    def connect(self) -> Follower:
-        """Somebody begins to follow; nothing yet."""
-        follower = Follower()
-        self._followers[follower] = None
+    def request_handlers(self) -> Mapping[str, RequestHandler]:
+        """Return a handler of each of FEED_REQUESTS, for the channels of other brokers."""
+
+        async def carry_out(sink: EventSink, request: FeedRequest) -> None:
+            await request.run(self.follower_of(sink))
+
+        return request_handlers(FEED_REQUESTS, carry_out)
+
+    def follower_of(self, sink: EventSink) -> Follower:
+        """Return the follower at the other end of a connection."""
+        follower = self._followers.get(sink)
+        if follower is None:
+            follower = self._followers[sink] = Follower(self, sink)
+            sink.on_close(partial(self._disconnect, sink))
         return follower
 
-    def disconnect(self, follower: Follower) -> None:
-        """It is gone."""
-        follower.close()
-        self._followers.pop(follower, None)
-        for topic in list(follower.topics):
-            self._unfollow(follower, topic)
-
-    def hear(self, follower: Follower, text: str) -> None:
-        """What a follower says: `{"follow": topic}` or `{"unfollow": topic}`."""
-        try:
-            said = json.loads(text)
-            if "follow" in said:
-                self._follow(follower, parse_topic_name(str(said["follow"])))
-            else:
-                self._unfollow(follower, parse_topic_name(str(said["unfollow"])))
-        except (ValueError, KeyError, TypeError, MagnetarError) as error:
-            log.warning("follower_not_understood", said=text[:200], error=repr(error))
-            follower.close()
-
-    def stop(self) -> None:
-        """Tell nobody anything more."""
-        for follower in list(self._followers):
-            self.disconnect(follower)
-
-    def _follow(self, follower: Follower, topic: TopicName) -> None:
-        followed = self._topics.setdefault(topic, _Followed())
+    def follow(self, follower: Follower, topic: TopicName) -> None:
+        """Send a follower a snapshot of a topic, and its events from now on."""
+        followed = self._topics.setdefault(topic, _FollowedTopic())
         running = self._running(topic)
         for segment, loaded in running.items():
             self._announce(followed, segment, loaded)
         followed.followers[follower] = None
         follower.topics.add(topic)
         segments = [
-            self._everything(followed, segment.segment_id, loaded)
+            self._message_of(followed, segment.segment_id, loaded)
             for segment, loaded in running.items()
         ]
-        follower.tell(
+        follower.send(
             {"topic": str(topic), "kind": FeedMessage.SNAPSHOT.value, "segments": segments}
         )
 
-    def _unfollow(self, follower: Follower, topic: TopicName) -> None:
+    def unfollow(self, follower: Follower, topic: TopicName) -> None:
+        """Send a follower no more events of a topic.  It may follow it no longer."""
         follower.topics.discard(topic)
         followed = self._topics.get(topic)
         if followed is not None:
@@ -146,19 +147,34 @@ class SegmentFeeds:
             if not followed.followers:
                 del self._topics[topic]
 
+    def stop(self) -> None:
+        """Send no more events."""
+        for sink in list(self._followers):
+            self._disconnect(sink)
+
+    def _disconnect(self, sink: EventSink) -> None:
+        follower = self._followers.pop(sink, None)
+        if follower is not None:
+            follower.connected = False
+            for topic in list(follower.topics):
+                self.unfollow(follower, topic)
+
     def _running(self, topic: TopicName) -> dict[SegmentName, Topic]:
         found: dict[SegmentName, Topic] = {}
         for running in self._broker.topics.loaded().values():
             if running.name.domain is TopicDomain.SEGMENT:
                 segment = segment_name(running.name)
+                # A segment that closes is in no snapshot: its next owner may report it already.
                 if segment.parent == topic and not running.closing:
                     found[segment] = running
         return found
 
-    def _everything(self, followed: _Followed, segment_id: int, topic: Topic) -> Members:
+    def _message_of(self, followed: _FollowedTopic, segment_id: int, topic: Topic) -> Members:
         return segment_message(segment_id, topic, lambda consumer: self._id_of(followed, consumer))
 
-    def _id_of(self, followed: _Followed, consumer: object) -> str:
+    def _id_of(self, followed: _FollowedTopic, consumer: object) -> str:
+        # With the number of the process, so that no other process gives the same id: a follower
+        # that comes back can tell which consumers it knows.
         known = followed.ids.get(consumer)
         if known is None:
             self._last_id += 1
@@ -170,64 +186,67 @@ class SegmentFeeds:
     def attached(
         self, segment: SegmentName, topic: Topic, subscription: str, consumer: Consumer
     ) -> None:
-        """A consumer was attached."""
+        """Report that a consumer was attached."""
         followed = self._topics.get(segment.parent)
         if followed is not None and not self._announce(followed, segment, topic):
             known = self._id_of(followed, consumer)
             members: Members = {"id": known, "subscription": subscription, "name": consumer.name}
-            self._tell(followed, segment, FeedMessage.ATTACHED, members)
+            self._send(followed, segment, FeedMessage.ATTACHED, members)
 
     def detached(self, segment: SegmentName, consumer: Consumer, *, by_command: bool) -> None:
-        """It is gone."""
+        """Report that a consumer is gone."""
         followed = self._topics.get(segment.parent)
         if followed is None:
             return
         known = followed.ids.pop(consumer, None)
         if known is not None:
             members: Members = {"id": known, "byCommand": by_command}
-            self._tell(followed, segment, FeedMessage.DETACHED, members)
+            self._send(followed, segment, FeedMessage.DETACHED, members)
 
     def at_end(self, segment: SegmentName, topic: Topic, subscription: str) -> None:
-        """A subscription has drained a sealed segment, or was set back on it."""
+        """Report that a subscription has drained a sealed segment, or was set back on it."""
         followed = self._topics.get(segment.parent)
         if followed is not None and not self._announce(followed, segment, topic):
             found = topic.subscriptions.get(subscription)
             is_so = found is not None and found.at_end
             members: Members = {"subscription": subscription, "is": is_so}
-            self._tell(followed, segment, FeedMessage.AT_END, members)
+            self._send(followed, segment, FeedMessage.AT_END, members)
 
     def seen(self, segment: SegmentName, topic: Topic) -> None:
-        """The leader looked at a segment: it must have heard of it."""
+        """Report a segment whose view was asked for, unless its followers know it."""
         followed = self._topics.get(segment.parent)
         if followed is not None:
             self._announce(followed, segment, topic)
 
     def sealed(self, segment: SegmentName, topic: Topic) -> None:
-        """It was sealed."""
+        """Report that a segment was sealed."""
         followed = self._topics.get(segment.parent)
         if followed is not None:
             followed.announced.pop(segment.segment_id, None)
             self._announce(followed, segment, topic)
 
     def gone(self, segment: SegmentName, topic: Topic) -> None:
-        """It is not loaded here any more."""
+        """Report that a segment has been unloaded."""
         followed = self._topics.get(segment.parent)
         if followed is not None and followed.announced.get(segment.segment_id) is topic:
             del followed.announced[segment.segment_id]
-            self._tell(followed, segment, FeedMessage.GONE, {})
+            self._send(followed, segment, FeedMessage.GONE, {})
 
-    def _announce(self, followed: _Followed, segment: SegmentName, topic: Topic) -> bool:
-        """Tell everything of a segment that nobody has heard of; whether that was necessary."""
+    def _announce(self, followed: _FollowedTopic, segment: SegmentName, topic: Topic) -> bool:
+        """Report a segment as a whole if its followers do not know it; return whether it was so.
+
+        The message stands for the event that made it necessary.
+        """
         if followed.announced.get(segment.segment_id) is topic:
             return False
         followed.announced[segment.segment_id] = topic
-        members = self._everything(followed, segment.segment_id, topic)
-        self._tell(followed, segment, FeedMessage.SEGMENT, members)
+        members = self._message_of(followed, segment.segment_id, topic)
+        self._send(followed, segment, FeedMessage.SEGMENT, members)
         return True
 
     @staticmethod
-    def _tell(
-        followed: _Followed, segment: SegmentName, kind: FeedMessage, members: Members
+    def _send(
+        followed: _FollowedTopic, segment: SegmentName, kind: FeedMessage, members: Members
     ) -> None:
         message: Members = {
             "topic": str(segment.parent),
@@ -236,4 +255,4 @@ class SegmentFeeds:
             **members,
         }
         for follower in list(followed.followers):
-            follower.tell(message)
+            follower.send(message)

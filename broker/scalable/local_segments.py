@@ -1,13 +1,4 @@
-"""Segments that run in this process, for those who name them.
-
-Rules:
-
-- What is running is asked of the topic registry, which loads it if need be; segments that no layout
-  names any longer are touched as bare ledgers.
-- A segment that its topic's record names is not deleted: another broker may have made it what it
-  is, also where this one knows of no other.  Who deletes looks at the record himself: before
-  anybody is sent away, and once more when the ledger is his; whoever opens it then keeps it.
-"""
+"""Carries out requests about segments that this broker owns."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,25 +27,28 @@ class SealInterrupted(InternalError):
 
 
 class SegmentNamed(PeerError):
-    """A segment that is part of a topic cannot be deleted by itself."""
+    """A segment that its topic's record names cannot be deleted by itself."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class Followers(Protocol):
-    """Who is told of segments that run here."""
+    """The followers of segments that are loaded here; see `broker.scalable.feed`."""
 
     def seen(self, segment: SegmentName, topic: Topic) -> None:
-        """Somebody looked at it."""
+        """Report a segment whose view was asked for."""
         ...
 
     def sealed(self, segment: SegmentName, topic: Topic) -> None:
-        """It was sealed."""
+        """Report that a segment was sealed."""
         ...
 
 
 class LocalSegments:
-    """Carries out requests about segments that this broker owns. `is_named` looks at the record."""
+    """Carries out requests about segments that this broker owns.
+
+    `is_named` reads the topic's record and returns whether it names a segment.
+    """
 
     def __init__(
         self,
@@ -67,47 +61,47 @@ class LocalSegments:
         self._is_named = is_named
 
     async def open(self, segment: SegmentName) -> Topic:
-        """The segment's topic, loaded if need be.  Raises `TopicNotFound`."""
+        """Return the topic of a segment, loaded if need be.  Raises `TopicNotFound`."""
         return await self._broker.topics.get(segment.topic_name, create=True)
 
     def running(self, segment: SegmentName) -> Topic | None:
-        """The segment's topic, if it is loaded."""
+        """Return the topic of a segment that is loaded."""
         return self._broker.topics.loaded().get(str(segment))
 
     async def view(self, segment: SegmentName) -> SegmentView:
-        """What is so now, told to followers too.  Raises `TopicNotFound`."""
+        """Return the current state, and report it to followers.  Raises `TopicNotFound`."""
         topic = await self.open(segment)
         self._followers.seen(segment, topic)
         return view_of(topic)
 
     async def view_of_running(self, segment: SegmentName) -> SegmentView | None:
-        """The same; None if it is not loaded."""
+        """Return the current state, None if the segment is not loaded."""
         topic = self.running(segment)
         return None if topic is None else view_of(topic)
 
     async def create_subscription(
         self, segment: SegmentName, name: str, start: Position, properties: Mapping[str, str]
     ) -> None:
-        """A durable subscription, made at `start` unless it exists."""
+        """Create a durable subscription at `start`, unless it exists."""
         topic = await self.open(segment)
         await topic.create_subscription(name, start, properties=properties)
 
     async def delete_subscription(self, segment: SegmentName, name: str, *, force: bool) -> None:
-        """Raises `SubscriptionNotFound`, `ConsumerBusy`."""
+        """Delete a subscription.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless forced."""
         await (await self.open(segment)).unsubscribe(name, force=force)
 
     async def seek(self, segment: SegmentName, name: str, position: Position) -> None:
-        """Go on at EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
+        """Move a subscription to EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
         await _subscription(await self.open(segment), name).seek(position)
 
     async def seek_to_time(self, segment: SegmentName, name: str, timestamp_ms: int) -> None:
-        """Go on with the first message published at or after a time."""
+        """Move a subscription to the first message published at or after a time."""
         topic = await self.open(segment)
         position = await first_published_since(topic.ledger, timestamp_ms)
         await _subscription(topic, name).seek(position)
 
     async def seal(self, segment: SegmentName) -> None:
-        """Take no new producers, let attached ones finish, terminate."""
+        """Refuse new producers, let attached ones finish, terminate the segment."""
         topic = await self.open(segment)
         if topic.sealed:
             return
@@ -119,15 +113,16 @@ class LocalSegments:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Not we were cancelled: the topic was unloaded while it waited for its producers.
+            # This call was not cancelled: the topic was unloaded while producers finished.
             raise SealInterrupted(
                 f"{segment} was unloaded while it was being sealed: seal it again."
             ) from None
 
     async def delete(self, segment: SegmentName) -> None:
-        """Remove a segment that no layout names (any longer): everybody is sent away.
+        """Delete a segment that is in no layout, with its producers and consumers closed.
 
-        Raises `SegmentNamed`.
+        Raises `SegmentNamed`: another broker may have put the segment into the layout meanwhile,
+        so the record is read twice, before clients are closed and once the ledger is opened here.
         """
 
         async def require_unnamed() -> None:
@@ -146,25 +141,25 @@ class LocalSegments:
             log.debug("segment_gone_already", segment=str(segment))
 
     async def stats(self, segment: SegmentName) -> Members:
-        """What is counted there."""
+        """Return the statistics of a segment."""
         return stats_of(await self.open(segment))
 
     async def offload(self, segment: SegmentName, url: str | None) -> None:
-        """Have what has ended copied.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
+        """Offload ended ledgers.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
         await self._broker.offloads.offload(await self.open(segment), url=url)
 
     async def offload_manifest(self, segment: SegmentName) -> Members:
-        """How that stands, and what is known of the copies."""
+        """Return the state of offloading, and each ledger with its copy."""
         topic = await self.open(segment)
         return await offload_manifest(topic, self._broker.offloads.outcome(topic))
 
     async def drop_hot(self, segment: SegmentName, ledger_ids: Sequence[int] | None) -> list[int]:
-        """Delete ledgers whose copy is whole; which they were."""
+        """Delete these ledgers, or all, that are copied as a whole; return their ids."""
         return await self._broker.offloads.drop_hot(await self.open(segment), ledger_ids)
 
 
 def view_of(topic: Topic) -> SegmentView:
-    """What is told of a running segment."""
+    """Return the view of a loaded segment."""
     return SegmentView(
         sealed=topic.sealed,
         entries=topic.ledger.entry_count,
@@ -183,7 +178,7 @@ def view_of(topic: Topic) -> SegmentView:
 
 
 def stats_of(topic: Topic) -> Members:
-    """What is counted at a running segment, as REST shows it."""
+    """Return the statistics of a loaded segment, as REST shows them."""
     return {
         "storageSize": topic.ledger.total_size_bytes,
         "producers": [
@@ -210,7 +205,7 @@ def stats_of(topic: Topic) -> Members:
 
 
 def consumers_of(topic: Topic) -> list[tuple[str, Consumer]]:
-    """Everybody who is attached, with the name of the subscription."""
+    """Return all attached consumers, each with the name of its subscription."""
     return [
         (name, consumer)
         for name, subscription in topic.subscriptions.items()
@@ -219,7 +214,7 @@ def consumers_of(topic: Topic) -> list[tuple[str, Consumer]]:
 
 
 def drained(topic: Topic, subscription: str) -> bool:
-    """Whether a subscription has nothing more to get from a topic, now and for ever."""
+    """Return whether a subscription has drained a topic for good."""
     found = topic.subscriptions.get(subscription)
     return is_drained(
         sealed=topic.sealed,
@@ -229,13 +224,13 @@ def drained(topic: Topic, subscription: str) -> bool:
 
 
 def begin_seal(topic: Topic) -> None:
-    """Refuse new producers, unless it does so already or is on its way out."""
+    """Refuse new producers, unless the topic does so already or is being closed."""
     if topic.state is TopicState.OPEN:
         topic.begin_seal()
 
 
 def instant(time_ms: int) -> str:
-    """A time as REST shows it."""
+    """Return a time as REST shows it."""
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

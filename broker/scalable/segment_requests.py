@@ -1,11 +1,6 @@
-"""What can be asked of a segment where it runs: one type for each request, and their table.
+"""Typed requests to the owner of a segment, and their table.
 
-Rules:
-
-- The broker that owns the segment carries a request out, on the running topic, which is loaded if
-  need be; everything raises `TopicNotFound` for a segment that is none.
-- SEGMENT_REQUESTS is the one table: whoever asks, here or at another broker, asks with these.
-- All requests may be made twice.
+Requests of this broker and of others, and of operators over REST, are of these types.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +19,20 @@ A_co = TypeVar("A_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class SegmentRequest(Request[LocalSegments, A_co]):
-    """A request to the owner of a segment."""
+    """A request to the owner of a segment.
+
+    The owner loads the segment if need be; then a segment that does not exist raises
+    `TopicNotFound`.  Every request may be sent twice: its answer may be lost with a connection.
+    """
 
     segment: SegmentName
 
 
 @dataclass(frozen=True, slots=True)
 class ViewSegment(SegmentRequest[SegmentView]):
-    """Ask what is so now."""
+    """Return the current state of the segment."""
 
-    KIND: ClassVar[str] = "view"
+    KIND: ClassVar[str] = "segment.view"
 
     async def run(self, segments: LocalSegments) -> SegmentView:
         """See `LocalSegments.view`."""
@@ -42,9 +41,9 @@ class ViewSegment(SegmentRequest[SegmentView]):
 
 @dataclass(frozen=True, slots=True)
 class ViewRunningSegment(SegmentRequest[SegmentView | None]):
-    """Ask what is so now; None if it is not loaded."""
+    """Return the current state of the segment, None if it is not loaded."""
 
-    KIND: ClassVar[str] = "view-running"
+    KIND: ClassVar[str] = "segment.view-running"
 
     async def run(self, segments: LocalSegments) -> SegmentView | None:
         """See `LocalSegments.view_of_running`."""
@@ -55,7 +54,7 @@ class ViewRunningSegment(SegmentRequest[SegmentView | None]):
 class CreateSubscription(SegmentRequest[None]):
     """Make a durable subscription at EARLIEST or LATEST, unless it exists."""
 
-    KIND: ClassVar[str] = "create-subscription"
+    KIND: ClassVar[str] = "segment.create-subscription"
     name: str
     start: Position
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class CreateSubscription(SegmentRequest[None]):
 class DeleteSubscription(SegmentRequest[None]):
     """Delete a subscription.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless forced."""
 
-    KIND: ClassVar[str] = "delete-subscription"
+    KIND: ClassVar[str] = "segment.delete-subscription"
     name: str
     force: bool
 
@@ -80,9 +79,9 @@ class DeleteSubscription(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class SeekSubscription(SegmentRequest[None]):
-    """Go on at EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
+    """Move a subscription to EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
 
-    KIND: ClassVar[str] = "seek"
+    KIND: ClassVar[str] = "segment.seek"
     name: str
     position: Position
 
@@ -93,9 +92,12 @@ class SeekSubscription(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class SeekSubscriptionToTime(SegmentRequest[None]):
-    """Go on with the first message published at or after a time."""
+    """Move a subscription to the first message published at or after a time.
 
-    KIND: ClassVar[str] = "seek-to-time"
+    Raises `SubscriptionNotFound`.
+    """
+
+    KIND: ClassVar[str] = "segment.seek-to-time"
     name: str
     timestamp_ms: int
 
@@ -106,9 +108,9 @@ class SeekSubscriptionToTime(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class SealSegment(SegmentRequest[None]):
-    """Take no new producers, let attached ones finish, terminate."""
+    """Refuse new producers, let attached ones finish, terminate the segment."""
 
-    KIND: ClassVar[str] = "seal"
+    KIND: ClassVar[str] = "segment.seal"
 
     async def run(self, segments: LocalSegments) -> None:
         """See `LocalSegments.seal`."""
@@ -117,9 +119,9 @@ class SealSegment(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteSegment(SegmentRequest[None]):
-    """Remove a segment that no layout names (any longer)."""
+    """Delete a segment that is in no layout.  Raises `SegmentNamed`."""
 
-    KIND: ClassVar[str] = "delete"
+    KIND: ClassVar[str] = "segment.delete"
 
     async def run(self, segments: LocalSegments) -> None:
         """See `LocalSegments.delete`."""
@@ -128,9 +130,9 @@ class DeleteSegment(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class SegmentStats(SegmentRequest[dict[str, object]]):
-    """Ask what is counted there."""
+    """Return the statistics of the segment."""
 
-    KIND: ClassVar[str] = "stats"
+    KIND: ClassVar[str] = "segment.stats"
 
     async def run(self, segments: LocalSegments) -> dict[str, object]:
         """See `LocalSegments.stats`."""
@@ -139,9 +141,9 @@ class SegmentStats(SegmentRequest[dict[str, object]]):
 
 @dataclass(frozen=True, slots=True)
 class OffloadSegment(SegmentRequest[None]):
-    """Have what has ended copied.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
+    """Offload ended ledgers.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
 
-    KIND: ClassVar[str] = "offload"
+    KIND: ClassVar[str] = "segment.offload"
     url: str | None
 
     async def run(self, segments: LocalSegments) -> None:
@@ -151,9 +153,9 @@ class OffloadSegment(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class OffloadManifest(SegmentRequest[dict[str, object]]):
-    """Ask how offloading stands, and what is known of the copies."""
+    """Return the state of offloading, and each ledger with its copy."""
 
-    KIND: ClassVar[str] = "offload-manifest"
+    KIND: ClassVar[str] = "segment.offload-manifest"
 
     async def run(self, segments: LocalSegments) -> dict[str, object]:
         """See `LocalSegments.offload_manifest`."""
@@ -162,9 +164,9 @@ class OffloadManifest(SegmentRequest[dict[str, object]]):
 
 @dataclass(frozen=True, slots=True)
 class DropHotLedgers(SegmentRequest[list[int]]):
-    """Delete ledgers (these, or all) whose copy is whole; the answer says which they were."""
+    """Delete these ledgers, or all, that are copied as a whole; return their ids."""
 
-    KIND: ClassVar[str] = "drop-hot"
+    KIND: ClassVar[str] = "segment.drop-hot"
     ledger_ids: Sequence[int] | None
 
     async def run(self, segments: LocalSegments) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from broker.placement.typed_request import RequestHandler
 from broker.policies.namespaces import retention
 from broker.scalable.controller_record import ControllerRecord
 from broker.scalable.controllers import Controllers
@@ -156,6 +157,10 @@ class ScalableTopics(SegmentReports):
             retention_of=self._retention_of,
             interval_s=settings.sealed_segment_prune_interval_s,
         )
+
+    def request_handlers(self) -> Mapping[str, RequestHandler]:
+        """Return a handler of each request that other brokers send, by its kind."""
+        return {**self._segments.request_handlers(), **self.feeds.request_handlers()}
 
     # Start and stop
 

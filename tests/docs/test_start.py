@@ -16,6 +16,7 @@ import pytest
 TIMEOUT_S: Final = 60
 OF_CLUSTERS: Final = (
     "broker.app.cluster_membership",
+    "broker.placement.channel_client",
     "broker.placement.peers",
     "broker.placement.several",
     "broker.scalable.feed_follower",

@@ -408,16 +408,15 @@ async def test_a_feed_that_breaks_where_it_begins_is_asked_for_again(
     await a.broker.scalable.create(TOPIC, segments=1, properties={})
     await hold(b, WHOLE)
     await take_lead(a)
-    next_batch, failures = Follower.next_batch, [RuntimeError("a defect")]
+    send, failures = Follower.send, [RuntimeError("a defect")]
 
-    async def fails(follower: Follower) -> str | None:
-        batch = await next_batch(follower)
+    def fails(follower: Follower, message: dict[str, object]) -> None:
         if failures:
             raise failures.pop()
-        return batch
+        send(follower, message)
 
-    monkeypatch.setattr(Follower, "next_batch", fails)
+    monkeypatch.setattr(Follower, "send", fails)
     with capture_logs() as logs:
         await (await a.client()).subscribe_scalable(NAME, "s", "reader")
         await until(lambda: a.broker.scalable._mirrors.has_heard(b.id, TOPIC))
-    assert "segment_feed_broken" in [one["event"] for one in logs]
+    assert "channel_request_failed" in [one["event"] for one in logs]

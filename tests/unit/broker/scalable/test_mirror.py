@@ -1,15 +1,23 @@
 """What leaders know of segments elsewhere: messages in, calls out; and what owners say."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
 
-from broker.scalable.feed import SegmentFeeds
+from broker.placement.typed_request import MalformedRequest
+from broker.scalable.feed import (
+    FEED_EVENT,
+    FEED_REQUESTS,
+    FeedRequest,
+    FollowTopic,
+    SegmentFeeds,
+    UnfollowTopic,
+)
 from broker.scalable.mirror import MalformedFeed, Mirrors, RemoteConsumer
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
-from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node
 
 T = str(TOPIC)
@@ -214,16 +222,24 @@ class Wire:
     def __init__(self, feeds: SegmentFeeds) -> None:
         self.heard = Heard()
         self.mirrors = Mirrors(self.heard)
-        self.follower = feeds.connect()
-        self._feeds = feeds
+        self.waiting: list[str] = []
+        self.close: Callable[[], None] = lambda: None
+        self._handlers = feeds.request_handlers()
 
-    def say(self, text: str) -> None:
-        self._feeds.hear(self.follower, text)
+    async def ask(self, request: FeedRequest) -> None:
+        assert await self._handlers[request.KIND](self, request.to_json()) is None
 
-    async def listen(self) -> list[tuple[object, ...]]:
-        batch = await self.follower.next_batch()
-        for message in json.loads(batch or "[]"):
-            self.mirrors.apply("b", message)
+    def send_event(self, kind: str, value: object) -> None:
+        assert kind == FEED_EVENT
+        self.waiting.append(json.dumps(value))
+
+    def on_close(self, listener: Callable[[], None]) -> None:
+        self.close = listener
+
+    def listen(self) -> list[tuple[object, ...]]:
+        waiting, self.waiting = self.waiting, []
+        for message in waiting:
+            self.mirrors.apply("b", json.loads(message))
         return self.heard.taken()
 
 
@@ -233,61 +249,78 @@ async def test_a_follower_knows_what_a_controller_here_knows(node: Node) -> None
     await node.fill(0, 1)
     first = await peer.attach(0, "a", start=EARLIEST)
     wire.mirrors.follow(TOPIC)
-    wire.say(json.dumps({"follow": T}))
-    assert await wire.listen() == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
+    await wire.ask(FollowTopic(TOPIC))
+    assert wire.listen() == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
     second = await peer.attach(0, "b", "other")
     first.close()
-    assert await wire.listen() == [
+    assert wire.listen() == [
         ("attached", 0, "other", "b-seg-0"),
         ("detached", 0, "a-seg-0", True, True),
     ]
     await node.scalable.local_segments.seal(WHOLE)
-    await wire.listen()
+    wire.listen()
     state = wire.mirrors.state(WHOLE)
     assert state is not None
     assert not state.drained("s")
     assert state.drained("other")
     await node.drain(0)
-    assert await wire.listen() == [("changed", 0)]
+    assert wire.listen() == [("changed", 0)]
     assert state.drained("s")
     peer.close()
     assert second.closed
-    assert await wire.listen() == [("detached", 0, "b-seg-0", False, True)]
-    wire.say(json.dumps({"unfollow": T}))
+    assert wire.listen() == [("detached", 0, "b-seg-0", False, True)]
+    await wire.ask(UnfollowTopic(TOPIC))
     await node.peer().attach(0, "c")
-    assert not wire.follower._waiting
+    assert not wire.waiting
 
 
 async def test_segment_loaded_later_is_reported_completely(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     wire = Wire(node.scalable.feeds)
     wire.mirrors.follow(TOPIC)
-    wire.say(json.dumps({"follow": T}))
-    assert await wire.listen() == []
+    await wire.ask(FollowTopic(TOPIC))
+    assert wire.listen() == []
     await node.peer().attach(0, "a")
-    assert await wire.listen() == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
+    assert wire.listen() == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
     await node.topics.unload(WHOLE.topic_name)
-    assert await wire.listen() == [("detached", 0, "a-seg-0", False, True), ("changed", 0)]
+    assert wire.listen() == [("detached", 0, "a-seg-0", False, True), ("changed", 0)]
     assert wire.mirrors.state(WHOLE) is None
     await node.peer().attach(0, "a")
-    told = await wire.listen()
+    told = wire.listen()
     assert told == [("attached", 0, "s", "a-seg-0"), ("changed", 0)]
 
 
-async def test_slow_follower_is_disconnected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_bound(monkeypatch, "FEED_MESSAGES_WAITING", 2)
+async def test_follower_that_is_gone_gets_nothing_more(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
-    wire = Wire(node.scalable.feeds)
-    for _ in range(3):
-        wire.say(json.dumps({"follow": T}))
-    assert await wire.follower.next_batch() is None
+    wire, other = Wire(node.scalable.feeds), Wire(node.scalable.feeds)
+    for each in (wire, other):
+        await each.ask(FollowTopic(TOPIC))
+        each.listen()
+    wire.close()
+    await node.peer().attach(0, "a")
+    assert not wire.waiting
+    assert other.waiting
+    other.close()
+    assert not node.scalable.feeds._topics
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"follow": "nonsense://"}'])
-async def test_follower_that_sends_invalid_messages_is_disconnected(node: Node, text: str) -> None:
+async def test_request_of_a_connection_that_is_gone_follows_nothing(node: Node) -> None:
     wire = Wire(node.scalable.feeds)
-    wire.say(text)
-    assert wire.follower.cut_off
+    follower = node.scalable.feeds.follower_of(wire)
+    wire.close()
+    await FollowTopic(TOPIC).run(follower)
+    await UnfollowTopic(TOPIC).run(follower)
+    assert not node.scalable.feeds._topics
+    assert not wire.waiting
+
+
+@pytest.mark.parametrize("fields", [None, {}, {"topic": "nonsense://"}, {"topic": 1}])
+async def test_malformed_feed_request_is_refused(node: Node, fields: object) -> None:
+    handlers = node.scalable.feeds.request_handlers()
+    assert handlers.keys() == FEED_REQUESTS.keys()
+    for handler in handlers.values():
+        with pytest.raises(MalformedRequest):
+            await handler(Wire(node.scalable.feeds), fields)
 
 
 # Defects here

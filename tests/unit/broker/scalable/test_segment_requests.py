@@ -1,14 +1,19 @@
 """What another broker is asked about a segment: typed requests, and errors that cross."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import cast
+from typing import ClassVar, TypeVar, cast
 
 import pytest
 
 from broker.placement import BrokerAddress
 from broker.placement.peer_failed import PeerFailed
-from broker.placement.typed_request import MalformedRequest, PositionOfOneBroker, encode
+from broker.placement.typed_request import (
+    MalformedRequest,
+    PositionOfOneBroker,
+    Request,
+    encode,
+)
 from broker.scalable.host import ScalableHost
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_requests import (
@@ -31,11 +36,16 @@ from broker.scalable.segment_view import SegmentView, SubscriptionView
 from broker.scalable.segments import SegmentAway, SegmentCallFailed, Segments
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.topic import SubscriptionNotFound, TopicNotFound
+from config.bounds import SEGMENT_CALL_S, SEGMENT_OWNER_HOPS, SEGMENT_OWNER_TRIES
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.names import SegmentName
 from magnetar.protocol.server_error import MagnetarError, ServerError
+from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster
 from tests.unit.broker.scalable.node import TOPIC
+from tests.unit.broker.scalable.several import hold
+
+A = TypeVar("A")
 
 WHOLE = SegmentName(TOPIC, 0, 0xFFFF, 0)
 VIEW = SegmentView(
@@ -75,24 +85,19 @@ class Elsewhere:
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
         self.calls: list[tuple[str, object]] = []
+        self.brokers: dict[str, BrokerAddress] = {}
 
     def owner_of(self, _name: object) -> BrokerAddress:
         return BrokerAddress("pulsar://b:1", broker_id="b:2")
 
-    async def call(
-        self,
-        _owner: BrokerAddress,
-        _method: str,
-        path: str,
-        _query: Mapping[str, str],
-        *,
-        body: object,
-        timeout_s: float,
-    ) -> object:
-        self.calls.append((path.rpartition("/")[2], body))
+    async def ask(
+        self, _owner: BrokerAddress, request: Request[object, A], *, timeout_s: float
+    ) -> A:
+        assert timeout_s == SEGMENT_CALL_S
+        self.calls.append((request.KIND, request.to_json()))
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return request.answer_from_json(self.answer)
 
     @property
     def placement(self) -> "Elsewhere":
@@ -134,7 +139,7 @@ async def test_answer_arrives_as_it_was_given(
 
 @pytest.mark.parametrize("answer", [None, [], {"sealed": True}, "text"])
 async def test_malformed_answer_is_the_owners_failure(answer: object) -> None:
-    with pytest.raises(SegmentCallFailed, match="answer to view is malformed"):
+    with pytest.raises(SegmentCallFailed, match=r"answer to segment\.view is malformed"):
         await Elsewhere(answer).segments().ask(ViewSegment(WHOLE))
 
 
@@ -187,14 +192,77 @@ async def test_owners_error_is_raised_here_or_the_owner_is_asked_again(
     assert len(elsewhere.calls) == asked
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("mend", "the same version"), ("seal", "it needs")])
+class AskedInTurn(Elsewhere):
+    """Brokers of which each names the next one as the owner, until one answers."""
+
+    def __init__(self, *owners: str) -> None:
+        super().__init__()
+        self.owners = owners
+        self.asked: list[str] = []
+        self.brokers = {each: BrokerAddress("", broker_id=each) for each in ("b:2", *owners)}
+
+    async def ask(
+        self, owner: BrokerAddress, request: Request[object, A], *, timeout_s: float
+    ) -> A:
+        self.asked.append(owner.broker_id)
+        count = len(self.asked) - 1
+        if count < len(self.owners):
+            raise PeerFailed("Ask another.", HTTPStatus.CONFLICT, 6, owner_id=self.owners[count])
+        return await super().ask(owner, request, timeout_s=timeout_s)
+
+
+async def test_owner_that_another_broker_names_is_asked_at_once() -> None:
+    brokers = AskedInTurn("c:3", "d:4")
+    await brokers.segments().ask(SealSegment(WHOLE))
+    assert brokers.asked == ["b:2", "c:3", "d:4"]
+
+
+async def test_brokers_that_name_each_other_are_asked_a_bounded_number_of_times() -> None:
+    brokers = AskedInTurn(*["c:3", "b:2"] * 100)
+    with pytest.raises(SegmentAway, match="take each other for the owner"):
+        await brokers.segments().ask(SealSegment(WHOLE))
+    assert len(brokers.asked) == SEGMENT_OWNER_TRIES * SEGMENT_OWNER_HOPS
+
+
+async def test_broker_that_does_not_own_the_segment_names_the_owner(cluster: Cluster) -> None:
+    a, b = await cluster.add(), await cluster.add()
+    await a.broker.scalable.create(TOPIC, segments=1, properties={})
+    await hold(a, str(WHOLE))
+    await until(lambda: b.owner_of(str(WHOLE)) == a.id)
+    with pytest.raises(PeerFailed, match=f"not served by {b.id}: ask {a.id}") as failed:
+        await a.placement.ask(b.placement.me, ViewSegment(WHOLE))
+    assert failed.value.owner_id == a.id
+    assert failed.value.error_code == ServerError.SERVICE_NOT_READY
+    assert await b.broker.scalable._segments.ask(ViewSegment(WHOLE)) == SegmentView(
+        sealed=False, entries=0, producers=0, subscriptions={}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MendSegment(SegmentRequest[None]):
+    """A request that no broker knows."""
+
+    KIND: ClassVar[str] = "segment.mend"
+
+    async def run(self, segments: LocalSegments) -> None:
+        raise AssertionError
+
+
+@dataclass(frozen=True, slots=True)
+class BareDrop(MendSegment):
+    """A request that lacks a field."""
+
+    KIND: ClassVar[str] = "segment.drop-hot"
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [(MendSegment(WHOLE), "the same version"), (BareDrop(WHOLE), "it needs segment, ledger_ids")],
+)
 async def test_broker_refuses_a_request_that_it_does_not_know(
-    cluster: Cluster, kind: str, reason: str
+    cluster: Cluster, request_: SegmentRequest[None], reason: str
 ) -> None:
-    node = await cluster.add()
-    url = f"{node.placement.web_url}/admin/v2/segment-requests/{kind}"
-    async with cluster.http.post(url, json={}) as response:
-        answer = await response.json()
-    assert response.status == HTTPStatus.METHOD_NOT_ALLOWED
-    assert answer["code"] == ServerError.NOT_ALLOWED_ERROR
-    assert reason in answer["reason"]
+    a, b = await cluster.add(), await cluster.add()
+    with pytest.raises(PeerFailed, match=reason) as failed:
+        await a.placement.ask(b.placement.me, request_)
+    assert failed.value.error_code == ServerError.NOT_ALLOWED_ERROR

@@ -207,11 +207,11 @@ async def test_lost_feed_connection_starts_with_a_new_snapshot(cluster: Cluster)
     assert group is not None
     assert follower is not None
     await until(lambda: len(group._attached) == 2)
-    hear, follower._hear = follower._hear, lambda *_: None  # type: ignore[method-assign]
+    apply, follower._apply = follower._apply, lambda *_: None  # type: ignore[method-assign]
     await clients[0].close()
     await until(lambda: not a.broker.topics.loaded()[names[0]].subscriptions["s"].consumers)
     assert len(group._attached) == 2, "the feed tells nothing just now"
-    follower._hear = hear  # type: ignore[method-assign]
+    follower._apply = apply  # type: ignore[method-assign]
     await follower._connected[a.id].close()
     await until(lambda: len(group._attached) == 1)
     assert group.is_registered("r"), "nobody saw it leave"

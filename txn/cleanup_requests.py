@@ -15,8 +15,8 @@ import structlog
 
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
-from storage.metadata.following import Following
 from storage.metadata.store import Event, Record
+from storage.metadata.watch_follower import WatchFollower
 from storage.supervised import Supervised
 from txn import records
 from txn.collector import RecordsLeft
@@ -32,7 +32,7 @@ class CleanupRequests:
     def __init__(self, store: TransactionStore, look_again: RecordsLeft) -> None:
         self._store = store
         self._look_again = look_again
-        self._following = Following(
+        self._following = WatchFollower(
             lambda: store.metadata.watch_children(records.CLEANUP_REQUESTS),
             self._answer_all,
             self._take,

@@ -33,9 +33,9 @@ from config.bounds import COORDINATOR_LEFT_ALONE_S, COORDINATOR_NO_CANDIDATE_S
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.election import Election, KnownLeaders
-from storage.metadata.following import Following
 from storage.metadata.keys import name_of
 from storage.metadata.store import Event, MetadataStore, Record, Session, SessionLost
+from storage.metadata.watch_follower import WatchFollower
 from storage.supervised import Supervised
 from txn import records
 from txn.coordinator_spread import RetainedCoordinators, choose_candidacies, choose_surplus
@@ -107,7 +107,7 @@ class CoordinatorElections:
         self._session: Session | None = None
         self._stood = False
         """Whether every coordinator was stood for under this session."""
-        self._following = Following(
+        self._following = WatchFollower(
             lambda: metadata.watch_children(records.LEADERS), self._stand_anew, self._take
         )
         self._tasks = Supervised()
@@ -193,10 +193,10 @@ class CoordinatorElections:
             return
         leader = None if event.record is None else _decoded(event.record)
         if event.record is None or leader is not None:
-            self._known.hear_of(number, leader)
+            self._known.note_leader(number, leader)
             self._leaders_known()
         else:
-            self._known.hear(number)
+            self._known.note_event(number)
         if self._electorate is not None:
             self.balance()
         elif event.record is None:

@@ -26,8 +26,8 @@ from config.settings import Settings
 from magnetar.protocol.names import NamespaceName
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.managed_ledger.types import Retention
-from storage.metadata.following import Following
 from storage.metadata.store import ABSENT, Event, MetadataStore, Record, VersionConflict
+from storage.metadata.watch_follower import WatchFollower
 from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
@@ -278,7 +278,7 @@ class Namespaces:
         except VersionConflict as error:
             raise NamespaceExists(f"The tenant {tenant} exists already.") from error
 
-    def _following(self, name: NamespaceName, ready: asyncio.Event) -> Following:
+    def _following(self, name: NamespaceName, ready: asyncio.Event) -> WatchFollower:
         async def read() -> None:
             # The first time whoever asked reads the record, once the watch is there.
             if ready.is_set():
@@ -288,7 +288,7 @@ class Namespaces:
         async def take(event: Event) -> None:
             self._take(name, event.record)
 
-        return Following(partial(self._metadata.watch_key, _key(name)), read, take)
+        return WatchFollower(partial(self._metadata.watch_key, _key(name)), read, take)
 
     def _take(self, name: NamespaceName, record: Record | None) -> None:
         if record is None:

@@ -27,8 +27,8 @@ from broker.scalable.layout import CorruptLayout, Layout
 from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
 from config.bounds import RECORD_LOOK_RETRY_S
 from magnetar.protocol.names import TopicDomain, TopicName
-from storage.metadata.following import Following
 from storage.metadata.store import Event, MetadataError
+from storage.metadata.watch_follower import WatchFollower
 from storage.supervised import Supervised
 
 log = structlog.get_logger(__name__)
@@ -236,7 +236,7 @@ class LiveTopics:
         async def take(_: Event) -> None:
             await self._look(name)
 
-        following = Following(partial(self._store.watch, name), look, take)
+        following = WatchFollower(partial(self._store.watch, name), look, take)
         self._watching[name] = self._tasks.keep("topic_record", following.run)
 
     def _unwatch(self, name: TopicName) -> None:

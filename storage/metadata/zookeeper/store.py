@@ -16,7 +16,7 @@ from config import bounds
 from storage.clock import Clock
 from storage.metadata import operations
 from storage.metadata.access import StoreAccess
-from storage.metadata.checked import CheckedStore
+from storage.metadata.checked_store import CheckedStore
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.store import (

@@ -43,7 +43,7 @@ from storage.metadata.store import (
     Session,
     Version,
 )
-from storage.metadata.wrapped import WrappedMetadataStore
+from storage.metadata.store_wrapper import MetadataStoreWrapper
 
 T = TypeVar("T")
 NAME = "public/default/persistent/t"
@@ -335,7 +335,7 @@ class Process:
             await asyncio.Future()
 
 
-class ProcessMetadata(WrappedMetadataStore):
+class ProcessMetadata(MetadataStoreWrapper):
     """The metadata store as one process sees it."""
 
     def __init__(self, process: Process, store: MetadataStore) -> None:

@@ -86,7 +86,7 @@ async def test_a_gap_is_noticed(forgetful: OxiaServer) -> None:
 
 async def test_watchers_list_again_after_a_gap(store: OxiaMetadataStore) -> None:
     children, key = store.watch_children("/d"), store.watch_key("/k")
-    store._watching.gap(0)
+    store._watch_router.gap(0)
     for watch in (children, key):
         event = await asyncio.wait_for(anext(watch), PATIENCE_S)
         assert event.kind is EventKind.RESYNC

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from config import bounds
 from storage.metadata.zookeeper import requests
-from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _Awaited
+from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _PendingAnswer
 from storage.metadata.zookeeper.requests import Answer, Failure, Request
 
 PATIENCE_S = 20
@@ -262,9 +262,9 @@ async def test_a_request_that_cannot_be_handed_over_takes_no_answer_along(
 ) -> None:
     monkeypatch.setattr(bounds, "ZOOKEEPER_WINDOW", 1)
     client = fresh_client()
-    taken: list[_Awaited] = []
+    taken: list[_PendingAnswer] = []
 
-    def take(_: Request, awaited: _Awaited) -> None:
+    def take(_: Request, awaited: _PendingAnswer) -> None:
         if taken:
             raise RuntimeError("defect")
         taken.append(awaited)

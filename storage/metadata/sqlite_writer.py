@@ -164,7 +164,7 @@ class SqliteWriter:
                 self._save(made, changes)
             except sqlite3.Error:
                 self._known.clear()
-                # A commit that reports an error may have taken effect: the stored revision tells.
+                # A commit that reports an error may have taken effect: the revision shows it.
                 if not self._took_effect(made):
                     raise
         self._known.take(changes)

@@ -99,7 +99,7 @@ class WatchQueue:
         self.offer(event)
 
     def resync(self) -> None:
-        """Drop the queued events and tell the watcher to list again."""
+        """Drop the queued events and queue a RESYNC: the watcher lists again."""
         self._pending.clear()
         self._pending[_RESYNC.key] = _RESYNC
         self._bytes = 0
@@ -184,7 +184,7 @@ class WatchHub:
         for change in changes:
             event = _LazyEvent(change)
             for watcher in keys.get(change.key, ()):
-                _tell_key(watcher, change, event)
+                _offer_to_key_watch(watcher, change, event)
             if levels:
                 self._publish_level(change, event)
 
@@ -276,7 +276,7 @@ class _LazyEvent:
         return self._event
 
 
-def _tell_key(watcher: _Watcher, change: Change, event: _LazyEvent) -> None:
+def _offer_to_key_watch(watcher: _Watcher, change: Change, event: _LazyEvent) -> None:
     stored = change.after or change.before
     if stored is not None:
         try:

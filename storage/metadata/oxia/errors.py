@@ -112,8 +112,8 @@ def closed() -> MetadataError:
 def not_checked_in_time(what: str) -> MetadataError:
     """The error of a write whose deadline passed before it could be sent; it had no effect."""
     return MetadataError(
-        f"Oxia did not tell in time what must be known before {what}, so it was not sent and "
-        "nothing of it took effect: check that its servers run and can be reached, then try again."
+        f"Oxia did not answer the reads before {what} in time, so it was not sent and nothing of "
+        "it took effect: check that its servers run and can be reached, then try again."
     )
 
 

@@ -34,7 +34,7 @@ def keys_in(found: ShardRecord, asked: IndexRange) -> list[str]:
     if (asked.lo, asked.hi) == exact_range(asked.lo):
         return [asked.lo]
     raise InvalidMetadataRequest(
-        f"The record {found.record.key!r} was put by another program, and nothing tells its keys "
+        f"The record {found.record.key!r} was put by another program, and its keys are unknown "
         f"in index {asked.index!r}: declare its key family."
     )
 

@@ -121,7 +121,8 @@ class NotificationFollower:
                 await asyncio.shield(self._positioned)
         except TimeoutError:
             raise MetadataError(
-                f"Oxia's shard {self.shard_id} tells no changes: check that the shard has a leader."
+                f"Oxia's shard {self.shard_id} sends no notifications: "
+                "check that the shard has a leader."
             ) from None
 
     def set_leader(self, leader: str | None) -> None:

@@ -90,7 +90,7 @@ class WatchRouter:
         """Publish the record of an acknowledged put of this process."""
         key = found.record.key
         removed_at = self._removed.get(key, self._removed_forgotten)
-        # The record may have been removed after the put: then only a read tells.
+        # The record may have been removed after the put: then only a read shows its state.
         if removed_at > write.removals_seen:
             self._known.pop(key, None)
             if self._hub.wants(key):

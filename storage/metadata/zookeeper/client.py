@@ -291,9 +291,9 @@ class ZooKeeperClient:
 
     def _state_changed(self, state: str) -> None:
         """Take a state of the library, on its thread."""
-        self._post(bind(self._tell_state, _STATES[state]))
+        self._post(bind(self._take_state, _STATES[state]))
 
-    def _tell_state(self, state: Connection) -> None:
+    def _take_state(self, state: Connection) -> None:
         if state is Connection.CONNECTED:
             self._connected.set()
             self._connected_at = self._loop.time()
@@ -366,9 +366,9 @@ class ZooKeeperClient:
             change = NodeChange(ChangeKind(event.type), event.path)
             self._post(bind(self._on_change, change))
 
-    def _post(self, tell: Callable[[], None]) -> None:
+    def _post(self, deliver: Callable[[], None]) -> None:
         """Call it on the loop; called on any thread."""
-        self._arrived.append(tell)
+        self._arrived.append(deliver)
         if not self._woken:
             self._woken = True
             try:

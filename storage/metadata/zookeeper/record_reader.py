@@ -92,7 +92,11 @@ class RecordReader:
         limit: int | None,
         max_bytes: int | None,
     ) -> list[IndexHit]:
-        """The hits of a range, in order of secondary key and key."""
+        """The hits of a range, in order of secondary key and key.
+
+        It returns fewer hits than the bounds allow only when nothing lies behind them, which W10 of
+        transactions relies on.
+        """
         # Without a partition each entry is a hit: no more of them are read than are asked for.
         most, size = (limit, max_bytes) if partition is None else (None, None)
         if fresh:

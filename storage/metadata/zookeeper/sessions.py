@@ -56,7 +56,7 @@ class ZooKeeperSession(Session):
         self._changed = changed
         self._lost = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
+        self._answered_at = 0.0
         self._timeout_s = timeout_ms / 1000
         self._ending: asyncio.Task[None] | None = None
         self.session_id = 0
@@ -76,7 +76,7 @@ class ZooKeeperSession(Session):
             begun_at = self._loop.time()
             await self.client.connect()
             self._timeout_s = self.client.negotiated_ms / 1000
-            self._heard_at = begun_at
+            self._answered_at = begun_at
             self.session_id = self.client.session_id
             name = f"{self.layout.sessions}/{rng.getrandbits(NAME_BITS):x}"
             request = requests.create(name, identity.encode(), ephemeral=True)
@@ -127,28 +127,28 @@ class ZooKeeperSession(Session):
 
     def _state_changed(self, state: Connection) -> None:
         if state is Connection.LOST and self._timer is not None:
-            self._tell_lost("the server expired it")
+            self._mark_lost("the server expired it")
         self._changed()
 
     def _beat(self) -> None:
         now = self._loop.time()
         # The server knew of the session when the last answered heartbeat was sent, so it does not
         # expire it earlier than a timeout after that.
-        left_s = self._heard_at + self._timeout_s - now
+        left_s = self._answered_at + self._timeout_s - now
         if left_s <= 0:
-            self._tell_lost("the server was not heard of for its timeout")
+            self._mark_lost("the server was not heard of for its timeout")
             return
         if not self.lost:
             pause_s = min(left_s, self._timeout_s / BEATS_PER_TIMEOUT)
             self._timer = self._loop.call_later(pause_s, self._beat)
             request = requests.exists(self.layout.sessions)
-            self.client.submit(request, bind(self._heard, now))
+            self.client.submit(request, bind(self._beat_answered, now))
 
-    def _heard(self, sent_at: float, answer: Answer) -> None:
+    def _beat_answered(self, sent_at: float, answer: Answer) -> None:
         if answer.failure is None:
-            self._heard_at = max(self._heard_at, sent_at)
+            self._answered_at = max(self._answered_at, sent_at)
 
-    def _tell_lost(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         if not self.lost:
             _log.warning("metadata_session_expired", id=self.session_id, reason=why)
         self.end()

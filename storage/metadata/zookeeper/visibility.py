@@ -51,7 +51,7 @@ class VisibilityBarrier:
     def close(self) -> None:
         """Complete all: nothing is read by this store any more."""
         for number in list(self._waiting):
-            self._tell(number)
+            self._complete(number)
 
     def _ask(self, number: int) -> None:
         if number not in self._waiting:
@@ -59,13 +59,13 @@ class VisibilityBarrier:
 
         def answered(answer: Answer) -> None:
             if answer.failure is None:
-                self._tell(number)
+                self._complete(number)
             else:
                 self._loop.call_later(bounds.ZOOKEEPER_RECONNECT_MAX_S, self._ask, number)
 
         self._client.submit(requests.sync(self._path), answered)
 
-    def _tell(self, number: int) -> None:
+    def _complete(self, number: int) -> None:
         _, outcomes = self._waiting.pop(number, (0.0, ()))
         for write, outcome in outcomes:
             write.complete(outcome)

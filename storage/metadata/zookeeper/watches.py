@@ -129,7 +129,7 @@ class NodeWatches:
     def changed(self, change: NodeChange) -> None:
         """Queue events for the watches that a change of a node concerns."""
         try:
-            self._tell(change)
+            self._offer(change)
         except Exception as error:  # noqa: BLE001 - a watcher would never get the change
             _log.error("change_not_told", path=change.path, exc_info=error)
             for queue in self._queues():
@@ -170,13 +170,13 @@ class NodeWatches:
                 for watcher in registry.get(path, {}):
                     watcher.queue.resync()
 
-    def _tell(self, change: NodeChange) -> None:
+    def _offer(self, change: NodeChange) -> None:
         directory, _, name = change.path.rpartition("/")
         for watcher, key in self._keys.get(change.path, {}).items():
             watcher.queue.offer(Event(EventKind.UPSERT, key))
         levels = self._levels.get(directory)
         if levels:
-            self._tell_level(levels, name, change.kind)
+            self._offer_to_level(levels, name, change.kind)
 
     def _add(
         self,
@@ -215,7 +215,7 @@ class NodeWatches:
             for watcher in watchers
         ]
 
-    def _tell_level(self, watchers: dict[_Watcher, str], node: str, kind: ChangeKind) -> None:
+    def _offer_to_level(self, watchers: dict[_Watcher, str], node: str, kind: ChangeKind) -> None:
         name = record_name(node)
         if name is None:
             return

@@ -307,9 +307,9 @@ async def test_pauses_grow_until_a_connection_lasts(monkeypatch: pytest.MonkeyPa
 
     def connect_and_end(lasted_s: float) -> None:
         nonlocal now
-        client._tell_state(Connection.CONNECTED)
+        client._take_state(Connection.CONNECTED)
         now += lasted_s
-        client._tell_state(Connection.LOST)
+        client._take_state(Connection.LOST)
         client._library_ended(None)
         assert client._restart is not None
         pauses.append(client._restart.when() - now)

@@ -183,7 +183,7 @@ async def test_a_change_that_cannot_be_told_is_a_resync(monkeypatch: pytest.Monk
     def broken(*_: object) -> None:
         raise RuntimeError("defect")
 
-    monkeypatch.setattr(world.watches, "_tell_level", broken)
+    monkeypatch.setattr(world.watches, "_offer_to_level", broken)
     with capture_logs() as logs:
         world.change("/records/a/=b")
     assert [each["event"] for each in logs] == ["change_not_told"]

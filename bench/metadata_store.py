@@ -24,7 +24,7 @@ import uvloop
 from storage.clock import SystemClock
 from storage.metadata.operations import Operation
 from storage.metadata.sqlite import SqliteMetadataStore
-from storage.metadata.sqlite_writer import Committed, SqliteWriter
+from storage.metadata.sqlite_writer import CommitResult, SqliteWriter
 from storage.metadata.store import IndexEntry
 
 KEYS = 20_000
@@ -60,7 +60,7 @@ def count_commits(writer: SqliteWriter) -> Callable[[], int]:
     commits = 0
     commit = writer.commit
 
-    def counted(operations: Sequence[Operation]) -> Committed:
+    def counted(operations: Sequence[Operation]) -> CommitResult:
         nonlocal commits
         commits += 1
         return commit(operations)

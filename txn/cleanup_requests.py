@@ -7,8 +7,8 @@ import structlog
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
-from storage.metadata.following import Following
 from storage.metadata.store import Event, Record
+from storage.metadata.watch_follower import WatchFollower
 from txn import records
 from txn.collector import RecordsLeft
 from txn.records import AckRecord, Claim, TxnState
@@ -27,7 +27,7 @@ class CleanupRequests:
     def __init__(self, store: TransactionStore, clean_up: RecordsLeft) -> None:
         self._store = store
         self._clean_up = clean_up
-        self._following = Following(
+        self._following = WatchFollower(
             lambda: store.metadata.watch_children(records.CLEANUP_REQUESTS),
             self._answer_all,
             self._take,

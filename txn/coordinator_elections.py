@@ -13,9 +13,9 @@ from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import CoordinatorId
 from storage.metadata.election import Election, KnownLeaders
-from storage.metadata.following import Following
 from storage.metadata.keys import name_of
 from storage.metadata.store import Event, MetadataStore, Record, Session, SessionLost
+from storage.metadata.watch_follower import WatchFollower
 from txn import records
 from txn.coordinator_spread import RetainedCoordinators, choose_candidacies, choose_surplus
 
@@ -105,7 +105,7 @@ class CoordinatorElections:
         self._session: Session | None = None
         self._stood = False
         """Whether this broker stood for all coordinators under this session."""
-        self._following = Following(
+        self._following = WatchFollower(
             lambda: metadata.watch_children(records.LEADERS), self._stand_anew, self._take
         )
         self._tasks = BackgroundTasks(log)
@@ -192,10 +192,10 @@ class CoordinatorElections:
             return
         leader = None if event.record is None else _decoded(event.record)
         if event.record is None or leader is not None:
-            self._known.hear_of(number, leader)
+            self._known.note_leader(number, leader)
             self._leaders_known()
         else:
-            self._known.hear(number)
+            self._known.note_event(number)
         if self._electorate is not None:
             # Also for a leader that came: brokers get events in different orders, and once all have
             # got all of them the chosen broker knows that it is chosen.

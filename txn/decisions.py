@@ -10,8 +10,8 @@ from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
-from storage.metadata.following import Following
 from storage.metadata.store import Event
+from storage.metadata.watch_follower import WatchFollower
 from txn import records
 from txn.errors import CorruptTransactionRecord
 from txn.header import header_of
@@ -44,7 +44,7 @@ class Decisions:
         self._followers: dict[TxnId, dict[Follower, None]] = {}
         self._attempts: dict[TxnId, dict[TxnId, None]] = {}
         """Followed attempts, by group."""
-        self._following = Following(
+        self._following = WatchFollower(
             lambda: store.metadata.watch_children(_HEADERS, wanted=self._is_followed),
             self._read_all,
             self._take_event,

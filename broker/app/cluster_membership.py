@@ -12,7 +12,7 @@ from broker.topics.registry import TopicRegistry
 from config.settings import Settings
 from magnetar.protocol.names import TopicName
 from storage.clock import Clock
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 
 
 class MemberHost(Protocol):

@@ -40,7 +40,7 @@ from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.managed_ledger.factory import ManagedLedgerFactory
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 from storage.metadata.store import Session
 from storage.offload.cold_ledgers import ColdLedgers
 

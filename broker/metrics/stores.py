@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 
 if TYPE_CHECKING:
     from storage.ledger.bookkeeper.bookie_client import BookieCounters

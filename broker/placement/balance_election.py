@@ -13,8 +13,8 @@ from config.bounds import PLACEMENT_RETRY_MAX_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 from storage.metadata.election import Election, KnownLeaders
-from storage.metadata.following import Following
 from storage.metadata.store import Event, MetadataStore, Record, Session
+from storage.metadata.watch_follower import WatchFollower
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ class BalanceElection:
         self._session: Session | None = None
         self._election = Election(metadata, _encode(me), self._may_replace)
         self._leaders = KnownLeaders[str, BrokerAddress](me)
-        self._following = Following(lambda: metadata.watch_key(LEADER), self._read, self._take)
+        self._following = WatchFollower(lambda: metadata.watch_key(LEADER), self._read, self._take)
         self._tasks = BackgroundTasks(log)
 
     @property
@@ -75,7 +75,7 @@ class BalanceElection:
 
     async def _apply(self, record: Record | None) -> None:
         leader = None if record is None else _decode(record)
-        self._leaders.hear_of(LEADER, leader)
+        self._leaders.note_leader(LEADER, leader)
         # A record with this broker's id may be an earlier process's, which is taken over.
         if leader is None or leader.broker_id == self._me.broker_id:
             await self._stand_until_answered()

@@ -14,7 +14,6 @@ import structlog
 from broker.placement.placement import BrokerAddress
 from config.bounds import RECORD_CHANGE_TRIES
 from magnetar.background_tasks import BackgroundTasks
-from storage.metadata.following import Following
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import (
     ABSENT,
@@ -25,6 +24,7 @@ from storage.metadata.store import (
     Session,
     VersionConflict,
 )
+from storage.metadata.watch_follower import WatchFollower
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +113,7 @@ class Members:
         self._version = ABSENT
         self._entered = False
         self._writing = asyncio.Lock()
-        self._following = Following(
+        self._following = WatchFollower(
             lambda: metadata.watch_children(BROKERS), self._list, self._take
         )
         self._tasks = BackgroundTasks(log)

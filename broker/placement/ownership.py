@@ -25,7 +25,6 @@ from config.bounds import (
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import decode_name, encode_name
 from magnetar.protocol.server_error import MagnetarError
-from storage.metadata.following import Following
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import (
     ABSENT,
@@ -38,6 +37,7 @@ from storage.metadata.store import (
     Version,
     VersionConflict,
 )
+from storage.metadata.watch_follower import WatchFollower
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,7 @@ class Ownership:
         """Ids of the last owners of names without an owner, to tell a take-over from a move."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._following = [
-            Following(
+            WatchFollower(
                 partial(metadata.watch_children, f"{OWNERS}/{level}"),
                 partial(self._list, f"{OWNERS}/{level}"),
                 self._take_event,

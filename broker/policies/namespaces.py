@@ -20,8 +20,8 @@ from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import NamespaceName
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.managed_ledger.types import Retention
-from storage.metadata.following import Following
 from storage.metadata.store import ABSENT, Event, MetadataStore, Record, VersionConflict
+from storage.metadata.watch_follower import WatchFollower
 
 log = structlog.get_logger(__name__)
 
@@ -282,7 +282,7 @@ class Namespaces:
         except VersionConflict as error:
             raise NamespaceExists(f"The tenant {tenant} exists already.") from error
 
-    def _following(self, name: NamespaceName, ready: asyncio.Event) -> Following:
+    def _following(self, name: NamespaceName, ready: asyncio.Event) -> WatchFollower:
         async def read() -> None:
             # The first time `require` reads the record itself, once the watch is open.
             if ready.is_set():
@@ -292,7 +292,7 @@ class Namespaces:
         async def take(event: Event) -> None:
             self._take(name, event.record)
 
-        return Following(partial(self._metadata.watch_key, _key(name)), read, take)
+        return WatchFollower(partial(self._metadata.watch_key, _key(name)), read, take)
 
     def _take(self, name: NamespaceName, record: Record | None) -> None:
         if record is None:

@@ -11,7 +11,7 @@ from broker.topics.schemas import SchemaRegistry
 from config.settings import Settings
 from storage.clock import Clock
 from storage.managed_ledger.factory import ManagedLedgerFactory
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 from storage.metadata.store import Session
 
 

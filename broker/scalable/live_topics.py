@@ -13,8 +13,8 @@ from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, Topi
 from config.bounds import RECORD_LOOK_RETRY_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import TopicDomain, TopicName
-from storage.metadata.following import Following
 from storage.metadata.store import Event, MetadataError
+from storage.metadata.watch_follower import WatchFollower
 
 log = structlog.get_logger(__name__)
 
@@ -238,7 +238,7 @@ class LiveTopics:
             # The event only says that the record is to be read.
             await self._refresh_until_read(name)
 
-        following = Following(partial(self._store.watch, name), read, take)
+        following = WatchFollower(partial(self._store.watch, name), read, take)
         self._watching[name] = self._tasks.keep("topic_record", following.run)
 
     def _unwatch(self, name: TopicName) -> None:

@@ -44,7 +44,7 @@ from storage.clock import Clock
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.records import ledger_key
 from storage.managed_ledger.types import Retention
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 from txn.buffer import SegmentBuffer
 from txn.forget_segment import forget_records, forget_segment
 from txn.parts import TransactionParts

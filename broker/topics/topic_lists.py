@@ -16,9 +16,9 @@ from magnetar.protocol.names import (
     parse_topic_name,
 )
 from magnetar.protocol.server_error import MagnetarError
-from storage.metadata.following import Following
 from storage.metadata.keys import name_of
 from storage.metadata.store import Event, MetadataStore
+from storage.metadata.watch_follower import WatchFollower
 
 log = structlog.get_logger(__name__)
 
@@ -129,8 +129,8 @@ class TopicLists:
             space.begun = True
 
         watch = self._metadata.watch_children
-        of_partitioned = Following(partial(watch, partitioned), read_unless_first, read_again)
-        of_topics = Following(partial(watch, topics), read, take)
+        of_partitioned = WatchFollower(partial(watch, partitioned), read_unless_first, read_again)
+        of_topics = WatchFollower(partial(watch, topics), read, take)
         space.tasks.keep("partitioned_topic_names", of_partitioned.run)
         space.tasks.keep("topic_names", of_topics.run)
 

@@ -17,7 +17,7 @@ from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from storage.clock import Clock
 from storage.managed_ledger.factory import ManagedLedgerFactory
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 from txn import records
 from txn.cleanup_requests import CleanupRequests
 from txn.collector import Collector

@@ -1,10 +1,4 @@
-"""What a shared metadata store asks of those who connect: a token, certificates.
-
-Rules:
-- Files are named here and read where a connection is made, so a token or certificate that was
-  replaced is used by the next connection, or sooner.
-- TLS is used if it is asked for, or if any certificate file is named.
-"""
+"""Credentials for a shared metadata store: paths of a token and of TLS files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +15,16 @@ class UnusableAccessFile(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """Paths of what proves who we are, and whom we trust.  All of them may be left out.
+    """Paths of the files that prove our identity and name the authorities that we trust.
 
-    `token_file` holds a bearer token; `trust_certs_file` the certificates (PEM) of authorities
-    that sign servers, those of the system if it is left out; `cert_file` and `key_file` are our
-    own.  `server_name` is the name in the server's certificate, if it is another than the host's.
+    All of them may be left out.  `token_file` holds a bearer token; `trust_certs_file` the
+    certificates (PEM) of authorities that sign servers, those of the system if it is left out;
+    `cert_file` and `key_file` are our own.  `server_name` is the name in the server's certificate,
+    if it is another than the host's.
     """
+
+    # Paths, not contents: files are read where a connection is made, so that the next connection
+    # uses a token or certificate that was replaced.
 
     token_file: Path | None = None
     tls: bool = False
@@ -44,11 +42,11 @@ class StoreAccess:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """Whether connections are encrypted: `tls` is set, or a certificate file is named."""
         return self.tls or self.trust_certs_file is not None or self.cert_file is not None
 
     def read_token(self) -> str | None:
-        """The token of the file.  Raises `UnusableAccessFile`."""
+        """The token in the file; None if no file is named.  Raises `UnusableAccessFile`."""
         data = read_access_file(self.token_file)
         if data is None:
             return None
@@ -61,7 +59,7 @@ class StoreAccess:
 
 
 def read_access_file(path: Path | None) -> bytes | None:
-    """What is in the file; None if there is none.  Raises `UnusableAccessFile`."""
+    """The bytes of the file; None if no file is named.  Raises `UnusableAccessFile`."""
     if path is None:
         return None
     try:

@@ -1,10 +1,4 @@
-"""A thread that works in batches: what queues while it works is its next batch.
-
-Rules:
-- Items are worked off in the order of `submit`, by one thread, at most once.
-- Each batch comes back in one call on the loop.
-- A batch that fails unexpectedly fails alone; the thread goes on.  Nothing waits for ever.
-"""
+"""A thread that works in batches: items that queue while it works are its next batch."""
 
 import asyncio
 from collections import deque
@@ -22,7 +16,9 @@ Delivery: TypeAlias = Callable[[], None]
 class BatchThread(Generic[T]):
     """A thread that takes everything that is queued as one batch.
 
-    All methods belong to the loop.
+    Items are processed in the order of `submit`, at most once.  Each batch comes back in one call
+    on the loop.  A batch that raises fails alone, and the thread goes on.  All methods belong to
+    the loop.
     """
 
     __slots__ = (
@@ -48,8 +44,10 @@ class BatchThread(Generic[T]):
         max_items: int,
         max_weight: int,
     ) -> None:
-        """`work` and `failed` run on the thread; a batch ends with
-        the item that takes it to `max_items` or `max_weight`."""
+        """`work` and `failed` run on the thread.
+
+        A batch ends with the item that takes it to `max_items` or `max_weight`.
+        """
         self._work = work
         self._failed = failed
         self._weigh = weigh
@@ -67,9 +65,9 @@ class BatchThread(Generic[T]):
         self._queue.put(item)
 
     async def stop(self) -> None:
-        """Work off what is queued, deliver it, and end the thread.
+        """Process and deliver the queued items, then end the thread.
 
-        One that is cancelled goes on, and can be waited for by another call.
+        A cancelled call does not stop that; another call can wait for it.
         """
         self._queue.put(None)
         await asyncio.wait({self._stopped})
@@ -82,7 +80,7 @@ class BatchThread(Generic[T]):
         self._post(self._set_stopped)
 
     def _fill(self, backlog: deque[T]) -> bool:
-        """Take over what has queued, waiting only if there is nothing to do; False at the end."""
+        """Move queued items into the backlog, waiting only if both are empty; False at the end."""
         while not self._ended and (
             not backlog or (len(backlog) < self._max_items and not self._queue.empty())
         ):
@@ -115,6 +113,6 @@ class BatchThread(Generic[T]):
     def _post(self, delivery: Delivery) -> bool:
         try:
             self._loop.call_soon_threadsafe(delivery)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+        except RuntimeError:  # the loop is closed: no caller is left
             return False
         return True

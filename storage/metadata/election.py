@@ -1,15 +1,4 @@
-"""Elections in the metadata store: whoever makes an ephemeral record leads what it stands for.
-
-Rules:
-
-- A record is made only where there is none (`ABSENT`), or over one of those that `may_replace`
-  accepts, at the version that was read: of two candidates one wins.
-- The record hangs on the winner's session, and leadership ends with that.
-- A record that is given up is deleted at the version that was read, so a successor's stays.
-- What was read, or won, says nothing of a leader that an event told of since (`KnownLeaders`): the
-  event is newer.
-- Who stands, what is read before, and what a lost session means, is the user's to decide.
-"""
+"""Elections in the metadata store: the process that creates an ephemeral record leads."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +15,8 @@ L = TypeVar("L")
 class Outcome:
     """How one attempt to lead ended.
 
-    `found` is the record of somebody else who leads; None if this process won, or if the record
-    changed meanwhile: then a watch tells who leads.
+    `found` is the record of another process that leads; None if this process won, or if the record
+    changed meanwhile: then a watch reports the leader.
     """
 
     won: bool
@@ -39,12 +28,16 @@ OVERTAKEN = Outcome(won=False)
 
 
 class Election:
-    """Attempts of one process to lead, each for the record at one key."""
+    """Attempts of one process to lead, each for the ephemeral record at one key.
+
+    The record belongs to the winner's session, and leadership ends with that session.  The caller
+    decides when to stand for election and how to react to a lost session.
+    """
 
     def __init__(
         self, metadata: MetadataStore, value: bytes, may_replace: Callable[[Record], bool]
     ) -> None:
-        """`value` names this process; `may_replace`: whether it may take over that record."""
+        """`value` names this process; `may_replace` tells whether it may take over a record."""
         self._metadata = metadata
         self._value = value
         self._may_replace = may_replace
@@ -64,19 +57,20 @@ class Election:
         return WON if await self._put(key, session, ABSENT) else OVERTAKEN
 
     async def overwrite(self, key: str, session: Session) -> None:
-        """Lead whatever stands there, where it was decided elsewhere who does."""
+        """Lead whatever the record says: another agreement has made this process the leader."""
         await self._metadata.put(key, self._value, session=session)
 
     async def give_up(self, key: str, leave: Callable[[], None]) -> bool:
-        """Lead no more: `leave` is called once the record was read, and before it is deleted.
+        """Give up leadership; `leave` is called after the record was read, before its deletion.
 
-        False if somebody else changed the record in between.
+        False if another process changed the record in between.
         """
         found = await self._metadata.get(key)
         leave()
         if found is None or not self._may_replace(found):
             return True
         try:
+            # At the version that was read, so that a successor's record stays.
             await self._metadata.delete(key, expect=found.version)
         except VersionConflict:
             return False
@@ -85,6 +79,7 @@ class Election:
     async def _replace(self, found: Record, session: Session) -> Outcome:
         if not self._may_replace(found):
             return Outcome(won=False, found=found)
+        # At the version that was read: of two candidates one wins.
         return WON if await self._put(found.key, session, found.version) else OVERTAKEN
 
     async def _put(self, key: str, session: Session, expect: Version) -> bool:
@@ -96,46 +91,48 @@ class Election:
 
 
 class KnownLeaders(Generic[K, L]):
-    """Pure: who leads what, as far as it is known here."""
+    """The leaders that this process knows of, by what they lead.  Pure."""
 
     def __init__(self, me: L) -> None:
         self.leaders: Mapping[K, L] = {}
         """Replaced by each change, never changed itself."""
         self._me = me
         self._events: Counter[K] = Counter()
-        """How many events there were of each."""
+        """Number of events of each key."""
 
     @property
     def mine(self) -> list[K]:
-        """What this process leads, if its session lives."""
+        """The keys that this process leads, if its session lives."""
         return [key for key, leader in self.leaders.items() if leader == self._me]
 
-    def hear(self, key: K) -> None:
-        """Take note of an event that does not tell who leads."""
+    def note_event(self, key: K) -> None:
+        """Note an event that does not name the leader."""
         self._events[key] += 1
 
-    def hear_of(self, key: K, leader: L | None) -> None:
-        """Take in an event: that one leads now, or nobody does."""
-        self.hear(key)
+    def note_leader(self, key: K, leader: L | None) -> None:
+        """Note an event: `leader` leads now, or nobody does."""
+        self.note_event(key)
         self._set({key: leader})
 
     def events(self) -> Mapping[K, int]:
-        """What was heard by now; asked for before a read or a put, for `learn`."""
+        """Number of events so far; take it before a read or a put, and pass it to `learn`."""
         return self._events.copy()
 
     def learn(self, found: Mapping[K, L | None], since: Mapping[K, int]) -> None:
-        """Take in what was read or won, but for those that there was an event of `since`."""
+        """Note leaders that were read or won, except for keys that had an event `since` then."""
+        # Such an event is newer than what was read.
         fresh = {k: one for k, one in found.items() if self._events[k] == since.get(k, 0)}
         self._set(fresh)
 
     def give_up(self, key: K) -> None:
-        """This process leads it no more."""
+        """Note that this process does not lead the key any more."""
         self._set({key: None})
 
     def lose(self, keys: Iterable[K], *, all_of_them: bool) -> None:
-        """Take in that the session was lost: what was won under it, or is being won, is not led.
+        """Note that the session was lost, and with it all that was won, or is being won, under it.
 
-        `all_of_them`: nothing is known of any leader any more.
+        `keys` are those whose elections may still be under way.  With `all_of_them`, forget other
+        leaders too.
         """
         self._events.update(keys)
         mine = self.mine

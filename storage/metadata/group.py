@@ -1,12 +1,4 @@
-"""What one commit does: operations applied in order to the state before them.  Pure.
-
-Rules:
-- An operation sees what the earlier ones of its group did.  One that fails (a condition, a wrong
-  partition, a lost session) changes nothing, and the others apply all the same.
-- The outcome is one net change for each touched key, so a key that changes often is written once.
-- A version is the store's revision after the change; revisions only rise, so a version never
-  recurs, not even for a key that was deleted and made again.
-"""
+"""Group commit: operations applied in order to the state before them.  Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
@@ -34,7 +26,7 @@ from storage.metadata.store import (
 
 
 class Stored(NamedTuple):
-    """A record without its value, with what the interface does not show."""
+    """A record without its value, with its session and index entries."""
 
     version: Version
     modifications: int
@@ -81,11 +73,11 @@ class View(Protocol):
         ...
 
     def count_children(self, level: str) -> int:
-        """How many records' keys are of this level.  Asked of levels that are no sequence."""
+        """Number of records of this level, which is not a sequence's."""
         ...
 
     def session_exists(self, session_id: int) -> bool:
-        """Whether the session lives."""
+        """Whether the session is alive."""
         ...
 
     def session_keys(self, session_id: int) -> Iterable[str]:
@@ -94,11 +86,16 @@ class View(Protocol):
 
 
 Outcome = PutResult | bool | int | Exception
-"""A put's result, whether a delete removed something, a session's id, or why it failed."""
+"""A put's result, whether a delete removed something, a session's id, or the error."""
 
 
 class Group:
-    """Operations on their way into one commit."""
+    """Operations on their way into one commit.
+
+    An operation sees the changes of the earlier ones of its group.  One that fails (a condition, a
+    wrong partition, a lost session) changes nothing, and the others apply all the same.  There is
+    one net change for each touched key, so a key that changes often is written once.
+    """
 
     __slots__ = ("_view", "changes", "ended_sessions", "new_sessions", "revision", "sequences")
 
@@ -166,6 +163,8 @@ class Group:
     def _store(
         self, key: str, put: Put | SequencePut, current: Stored | None, session_id: int | None
     ) -> PutResult:
+        # Revisions only rise, so a version never recurs, not even for a key that was deleted and
+        # made again.
         self.revision += 1
         after = Stored(
             version=Version(self.revision),
@@ -272,9 +271,9 @@ def _wrong_partition(key: str, current: Stored | None, given: str | None) -> Exc
     return _mismatch(f"The record {key!r}", current.partition, given)
 
 
-def _mismatch(what: str, actual: str | None, given: str | None) -> PartitionMismatch:
+def _mismatch(subject: str, actual: str | None, given: str | None) -> PartitionMismatch:
     return PartitionMismatch(
-        f"{what} lives in partition {actual!r} and was asked for in {given!r}: "
+        f"{subject} lives in partition {actual!r} and was asked for in {given!r}: "
         "derive the partition from its key family."
     )
 

@@ -1,4 +1,4 @@
-"""What tells one metadata store from every other: an id that it holds since its first use."""
+"""The id of a metadata store, which it holds since its first use and no other store has."""
 
 from uuid import uuid4
 
@@ -8,7 +8,10 @@ INSTANCE_KEY = "/magnetar/instance"
 
 
 async def instance_of(metadata: MetadataStore) -> bytes:
-    """The id of that store, the same for all who use it.  Raises `MetadataError`."""
+    """The id of the store, made at its first use; the same for every client.
+
+    Raises `MetadataError`.
+    """
     record = await metadata.get(INSTANCE_KEY)
     if record is not None:
         return record.value

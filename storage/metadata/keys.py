@@ -1,12 +1,7 @@
 """Paths, numbers in keys, ranges, and key families: pure text, no store.
 
-Rules:
-- A key is a path: it begins with a slash and has no empty part.  A *level* is everything up to
-  the last slash; keys of one level are ordered bytewise and can be scanned.
-- Numbers in keys are decimals of 20 digits, so that bytewise order is numeric order.
-- Foreign text becomes part of a path only through `escape_part`.
-- What partition and which index entries a record has follows from its key and value alone, and
-  is declared once, as a `KeyFamily`.
+A key is a path: it begins with a slash and has no empty part.  A *level* is everything up to the
+last slash; keys of one level are ordered bytewise and can be scanned.
 """
 
 import re
@@ -37,7 +32,7 @@ def name_of(key: str) -> str:
 
 
 def level_under(key: str) -> str:
-    """What every direct child of `key` begins with."""
+    """The level of the direct children of `key`."""
     return "/" if key == "/" else f"{key}/"
 
 
@@ -48,7 +43,7 @@ def children_range(key: str) -> tuple[str, str]:
 
 
 def number(value: int) -> str:
-    """A number as it stands in keys: 20 digits."""
+    """A number as text in keys: 20 digits, so that bytewise order is numeric order."""
     if not 0 <= value <= MAX_NUMBER:
         raise InvalidMetadataRequest(
             f"The number {value} does not fit {NUMBER_DIGITS} digits of a key: keep it in range."
@@ -62,7 +57,7 @@ def sequence_key(prefix: str, value: int) -> str:
 
 
 def exact_range(index_key: str) -> tuple[str, str]:
-    """Index bounds that only this secondary key is within (keys have no control characters)."""
+    """Index bounds of this one secondary key (keys have no control characters)."""
     return index_key, f"{index_key}\x02"
 
 
@@ -72,7 +67,10 @@ def prefix_range(prefix: str) -> tuple[str, str]:
 
 
 def escape_part(text: str) -> str:
-    """Any text as one part of a path, each as another.  Percent signs as in URLs, "" as "%"."""
+    """Any text as one part of a path; different texts give different parts.
+
+    Characters are escaped by percent signs, as in URLs; the empty text becomes "%".
+    """
     if not text:
         return "%"
     return _ESCAPED.sub(_percent, text)
@@ -84,18 +82,21 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def no_partition(_key: str, _value: bytes) -> str | None:
-    """For families whose records are found by their key alone."""
+    """The partition of families whose records are found by their key alone."""
     return None
 
 
 def no_indexes(_key: str, _value: bytes) -> tuple[IndexEntry, ...]:
-    """For families that are in no index."""
+    """The index entries of families that are in no index."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFamily:
-    """What all keys that begin with `prefix` (which ends in "/") have in common."""
+    """The rules of partition and index entries for keys that begin with `prefix`.
+
+    `prefix` ends in "/".  Both follow from key and value alone.
+    """
 
     prefix: str
     partition: Callable[[str, bytes], str | None] = no_partition

@@ -1,11 +1,4 @@
-"""The metadata store in memory: for simulation and tests.
-
-Rules:
-- Deterministic: no threads, no time but the injected clock and the loop's timers; what is issued
-  in one turn of the loop is one commit, made in the next turn.
-- Reads let the loop turn once, so that a simulation sees the interleavings of a real store.
-- Nothing outlives the process.
-"""
+"""The metadata store in memory: for simulation and tests."""
 
 import asyncio
 from bisect import bisect_left, insort
@@ -15,7 +8,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.metadata import group, operations
-from storage.metadata.embedded import EmbeddedStore, Waiting, error_of_one
+from storage.metadata.embedded_store import EmbeddedStore, QueuedRequest, error_of_one
 from storage.metadata.group import Change, Group, Stored, check_partition_of, record_of
 from storage.metadata.keys import children_range, level_of, name_of
 from storage.metadata.operations import Operation
@@ -25,12 +18,17 @@ _log = structlog.get_logger(__name__)
 
 
 class MemoryMetadataStore(EmbeddedStore):
-    """`MetadataStore` in memory, for simulation and tests. Make it on the running loop."""
+    """`MetadataStore` in memory, for simulation and tests.  Make it on the running loop.
+
+    Deterministic: it has no threads, and no time but the injected clock and the loop's timers.
+    Operations issued in one turn of the loop are one commit, made in the next turn.  Nothing
+    outlives the process.
+    """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._tables = MemoryTables()
-        self._pending: list[Waiting[Operation]] = []
+        self._pending: list[QueuedRequest[Operation]] = []
 
     async def get(
         self, key: str, *, partition: str | None = None, fresh: bool = False
@@ -99,7 +97,7 @@ class MemoryMetadataStore(EmbeddedStore):
                 size += len(record.value)
         return hits
 
-    def _enqueue(self, waiting: Waiting[Operation]) -> None:
+    def _enqueue(self, waiting: QueuedRequest[Operation]) -> None:
         if not self._pending:
             self._loop.call_soon(self._commit)
         self._pending.append(waiting)
@@ -120,6 +118,7 @@ class MemoryMetadataStore(EmbeddedStore):
 
     async def _turn(self) -> None:
         self._check_open()
+        # A turn of the loop, so that a simulation sees the interleavings of a real store.
         await asyncio.sleep(0)
 
     async def _shut_down(self) -> None:
@@ -164,7 +163,7 @@ class MemoryTables:
         return None if found is None else record_of(key, *found)
 
     def existing_record(self, key: str) -> Record:
-        """The record of a key that a table has just named."""
+        """The record of a key that is surely there, as a table has just named it."""
         return record_of(key, *self._records[key])
 
     def keys(self, lo: str, hi: str) -> list[str]:

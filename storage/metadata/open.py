@@ -1,12 +1,4 @@
-"""Makes the metadata store that a URL names.
-
-- `memory:` lives and dies with the process
-- `sqlite:PATH` is one file on a local disk
-- `oxia://HOST:PORT,HOST:PORT/NAMESPACE` is an Oxia cluster (namespace `default` if left out)
-- `zk:HOST:PORT,HOST:PORT/CHROOT` is a ZooKeeper, as Pulsar writes it
-
-Clients of clusters are imported when their URL is used: an embedded broker starts without them.
-"""
+"""Opens the metadata store that a URL names."""
 
 import random
 from pathlib import Path
@@ -34,10 +26,17 @@ async def open_metadata_store(
 ) -> MetadataStore:
     """Open the store, which belongs to the running loop from then on; close it when done.
 
+    - `memory:` lives and dies with the process
+    - `sqlite:PATH` is one file on a local disk
+    - `oxia://HOST:PORT,HOST:PORT/NAMESPACE` is an Oxia cluster (namespace `default` if left out)
+    - `zk:HOST:PORT,HOST:PORT/CHROOT` is a ZooKeeper, as Pulsar writes it
+
     `rng` spreads attempts to connect over time; `access` is for stores of other machines.
     The caller of `sqlite:` holds the lock of the file's directory: sessions of earlier processes
     end here.  Raises `UnknownMetadataUrl`, `UnknownMetadataFile`, `MetadataError`.
     """
+    # Clients of clusters are imported when their URL is used: an embedded broker starts faster
+    # without them.
     if url == "memory:":
         return MemoryMetadataStore(clock)
     scheme, _, path = url.partition(":")

@@ -1,9 +1,7 @@
-"""Writes as data, checked when they are made.
+"""Writes as data.  Keys, sizes and combinations are checked when an operation is made.
 
-Rules:
-- What an operation breaks on its own (keys, bounds, sizes, combinations) is found here, before it
-  queues; what depends on stored state is found in `group.py`.
-- `size` is what an operation counts in queues and commits, in bytes.
+Conditions on stored state are checked in `group.py`.  The `size` of an operation is the number of
+bytes that it counts in queues and commits.
 """
 
 import re
@@ -19,9 +17,9 @@ _TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]+")
 _INDEX_NAME = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]+")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _SURELY_SHORT = bounds.METADATA_KEY_BYTES // 4
-"""Characters that are within the bound of keys in any case."""
+"""Texts of this many characters are within the bound of keys, whatever their encoding."""
 _OPERATION_BYTES = 256
-"""What an operation costs in memory beside its own bytes, roughly."""
+"""Memory that an operation takes beside its own bytes, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class BeginSession:
 
 @dataclass(frozen=True, slots=True)
 class EndSessions:
-    """End sessions and remove their ephemerals; those that are gone already do not matter."""
+    """End sessions and remove their ephemerals; sessions that have ended already are ignored."""
 
     session_ids: tuple[int, ...]
     size: int = _OPERATION_BYTES
@@ -127,14 +125,14 @@ def checked_sequence_put(
 
 
 def checked_delete(key: str, *, partition: str | None, expect: Version | None) -> Delete:
-    """A delete of a possible key.  Raises `InvalidMetadataRequest`."""
+    """A delete of a valid key.  Raises `InvalidMetadataRequest`."""
     check_key(key)
     check_partition(partition)
     return Delete(key, partition, expect)
 
 
 def checked_session(identity: str, timeout_ms: int, now_ms: int) -> BeginSession:
-    """A session with a possible timeout.  Raises `InvalidMetadataRequest`."""
+    """A session with a valid timeout.  Raises `InvalidMetadataRequest`."""
     if not 0 < timeout_ms <= bounds.METADATA_SESSION_TIMEOUT_MAX_MS:
         raise InvalidMetadataRequest(
             f"A session timeout of {timeout_ms} ms is out of range: "
@@ -148,7 +146,7 @@ def checked_session(identity: str, timeout_ms: int, now_ms: int) -> BeginSession
 
 
 def check_key(key: str) -> None:
-    """Refuse what is not a path of printable, non-empty parts, or too long."""
+    """Refuse a key that is too long or no path of printable, non-empty parts."""
     if not _KEY.fullmatch(key):
         raise InvalidMetadataRequest(
             f"{key[:200]!r} is not a key: use a path such as /a/b, and escape_part for its parts."
@@ -158,7 +156,7 @@ def check_key(key: str) -> None:
 
 
 def check_level(key: str) -> None:
-    """As `check_key` for a path whose children are meant: the root is one."""
+    """Refuse an invalid parent of keys: as `check_key`, but the root is allowed."""
     if key != "/":
         check_key(key)
 
@@ -198,7 +196,7 @@ def check_scan(lo: str, hi: str) -> None:
 
 
 def check_index_range(index: str, lo: str, hi: str) -> None:
-    """Refuse an impossible index name, and an empty upper bound (which stores read differently)."""
+    """Refuse an invalid index name, and an empty upper bound (which stores read differently)."""
     _check_index_name(index)
     _check_bounds(lo, hi)
     if not hi:
@@ -209,7 +207,7 @@ def check_index_range(index: str, lo: str, hi: str) -> None:
 
 
 def checked_indexes(indexes: Sequence[IndexEntry]) -> tuple[IndexEntry, ...]:
-    """The entries once each.  Raises for impossible ones (stores break on some of them)."""
+    """The entries, once each.  Raises for invalid ones (stores break on some of them)."""
     if not indexes:
         return ()
     for entry in indexes:

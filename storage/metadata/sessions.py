@@ -1,12 +1,4 @@
-"""Sessions that a process keeps for itself, with timers of the event loop.
-
-Rules:
-- A session beats three times in its timeout.  A beat that comes later than the timeout after the
-  one before it (the process was frozen, or its loop was blocked) finds the session lost, as any
-  other member of a cluster would have found it.
-- A lost or closed session says so at once; its ephemerals go with the next commit, and if that
-  fails the removal is tried again until it works or the store closes.
-"""
+"""Sessions of the embedded stores, kept alive by timers of the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +19,10 @@ _log = structlog.get_logger(__name__)
 
 
 class KeptSession(Session):
-    """A session of the embedded stores.  States: alive, then lost."""
+    """A session of the embedded stores.  States: alive, then lost.
+
+    It is lost when the loop was blocked, or the process frozen, for longer than the timeout.
+    """
 
     __slots__ = ("_beat_s", "_keeper", "_last_beat", "_lost", "_timeout_s", "_timer", "session_id")
 
@@ -55,13 +50,14 @@ class KeptSession(Session):
         await self._keeper.removed(self)
 
     def end(self) -> None:
-        """Say that it is lost, and stop beating."""
+        """Mark it lost, and stop its heartbeats."""
         self._timer.cancel()
         self._lost.set()
 
     def _beat(self) -> None:
         now = self._keeper.loop.time()
         silent_s = now - self._last_beat
+        # Every other member of a cluster would have found such a session lost.
         if silent_s > self._timeout_s:
             _log.warning("metadata_session_expired", id=self.session_id, silent_s=silent_s)
             self.end()
@@ -72,7 +68,10 @@ class KeptSession(Session):
 
 
 class SessionKeeper:
-    """The sessions of one store."""
+    """The sessions of one store, and the removal of those that have ended.
+
+    A removal that fails is tried again until it works or the store closes.
+    """
 
     __slots__ = ("_end", "_removals", "_retries", "_sessions", "loop")
 
@@ -84,7 +83,7 @@ class SessionKeeper:
         self._retries: dict[int, asyncio.TimerHandle] = {}
 
     def keep(self, session_id: int, timeout_ms: int) -> KeptSession:
-        """A session that the store has just made, kept alive from now on."""
+        """Keep alive a session that the store has just made."""
         session = KeptSession(self, session_id, timeout_ms)
         self._sessions[session_id] = session
         return session

@@ -1,18 +1,4 @@
-"""The metadata store in one SQLite file: the embedded default.
-
-Rules:
-- One thread writes, in groups: what queues while a commit runs is the next commit.  An operation
-  is complete, and watchers are told, only when its commit is durable.
-- Two threads read, each through a connection of its own: one for records by key, one for ranges,
-  so that a long listing delays no look-up.
-- What changed last is read from memory, as watchers were told it.
-- A read that saw a commit which watchers have not been told yet waits for that: the two threads
-  race, and what is told after a read must not be older than it.
-- Opening the file ends all sessions there are, as only one process owns it (by the lock of the
-  data directory).
-- A failed commit (a full disk, an I/O error) fails its operations; reads go on, and the next
-  commit is tried anew.
-"""
+"""The metadata store in one SQLite file: the embedded default."""
 
 import asyncio
 import sqlite3
@@ -28,14 +14,14 @@ from config import bounds
 from storage.clock import Clock
 from storage.metadata import operations
 from storage.metadata.batch_thread import BatchThread, Delivery
-from storage.metadata.embedded import EmbeddedStore, Waiting, error_of_one
+from storage.metadata.embedded_store import EmbeddedStore, QueuedRequest, error_of_one
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.operations import Operation
-from storage.metadata.recent import RecentChanges
+from storage.metadata.recent_changes import RecentChanges
 from storage.metadata.sqlite_file import connect, metadata_error, open_file
 from storage.metadata.sqlite_reader import Children, IndexScan, RangeRead, Scan, SqliteReader
-from storage.metadata.sqlite_writer import Committed, SqliteWriter
+from storage.metadata.sqlite_writer import CommitResult, SqliteWriter
 from storage.metadata.store import IndexHit, MetadataError, Record
 
 _log = structlog.get_logger(__name__)
@@ -44,17 +30,22 @@ R = TypeVar("R")
 
 
 class SqliteMetadataStore(EmbeddedStore):
-    """`MetadataStore` in one SQLite file: the embedded default. Made by `open`."""
+    """`MetadataStore` in one SQLite file: the embedded default.  Made by `open`.
+
+    One thread writes in groups: operations that queue while a commit runs are the next commit.  A
+    failed commit (a full disk, an I/O error) fails its operations; reads go on, and so do later
+    commits.
+    """
 
     def __init__(self, clock: Clock, files: "SqliteConnections") -> None:
         """Take open connections; use `open`."""
         super().__init__(clock)
         self._files = files
-        self._told_revision = files.writer.revision
-        self._early: deque[tuple[int, Delivery]] = deque()
+        self._published_revision = files.writer.revision
+        self._early_reads: deque[tuple[int, Delivery]] = deque()
         self._reads = 0
         self._recent = RecentChanges()
-        self._commits = BatchThread[Waiting[Operation]](
+        self._commits = BatchThread[QueuedRequest[Operation]](
             "metadata-writer",
             self._commit,
             self._commit_failed,
@@ -62,7 +53,9 @@ class SqliteMetadataStore(EmbeddedStore):
             max_items=bounds.METADATA_BATCH_OPERATIONS,
             max_weight=bounds.METADATA_BATCH_BYTES,
         )
-        self._gets = BatchThread[Waiting[tuple[str, ...]]](
+        # Ranges are read by another thread than single records, so that a long listing delays no
+        # look-up.
+        self._gets = BatchThread[QueuedRequest[tuple[str, ...]]](
             "metadata-reader",
             self._get,
             self._read_failed,
@@ -70,7 +63,7 @@ class SqliteMetadataStore(EmbeddedStore):
             max_items=bounds.METADATA_BATCH_OPERATIONS,
             max_weight=bounds.METADATA_BATCH_OPERATIONS,
         )
-        self._ranges = BatchThread[Waiting[RangeRead]](
+        self._ranges = BatchThread[QueuedRequest[RangeRead]](
             "metadata-scanner",
             self._read_range,
             self._read_failed,
@@ -94,6 +87,7 @@ class SqliteMetadataStore(EmbeddedStore):
         self, key: str, *, partition: str | None = None, fresh: bool = False
     ) -> Record | None:
         """See `MetadataStore.get`.  Always fresh."""
+        # Watchers have got what is in memory, so it is as fresh as the file.
         change = self._recent.find(key)
         if change is None:
             return (await self.get_many((key,), partition=partition))[0]
@@ -152,7 +146,7 @@ class SqliteMetadataStore(EmbeddedStore):
         read = IndexScan(index, lo, hi, partition, limit, max_bytes)
         return cast(list[IndexHit], await self._read(self._ranges, read))
 
-    def _enqueue(self, waiting: Waiting[Operation]) -> None:
+    def _enqueue(self, waiting: QueuedRequest[Operation]) -> None:
         self._commits.submit(waiting)
 
     async def _shut_down(self) -> None:
@@ -161,20 +155,22 @@ class SqliteMetadataStore(EmbeddedStore):
         await self._ranges.stop()
         await self._loop.run_in_executor(None, self._files.close)
 
-    def _commit(self, batch: list[Waiting[Operation]]) -> Delivery:
+    def _commit(self, batch: list[QueuedRequest[Operation]]) -> Delivery:
         """On the writing thread."""
         try:
             committed = self._files.writer.commit([waiting.request for waiting in batch])
         except MetadataError as error:
             return self._commit_failed(batch, error)
-        return bind(self._tell_committed, batch, committed)
+        return bind(self._publish_commit, batch, committed)
 
-    def _commit_failed(self, batch: list[Waiting[Operation]], error: Exception) -> Delivery:
+    def _commit_failed(self, batch: list[QueuedRequest[Operation]], error: Exception) -> Delivery:
         _log.error("metadata_commit_failed", operations=len(batch), error=str(error))
         return bind(self._committed, batch, [error_of_one(error) for _ in batch], [])
 
-    def _tell_committed(self, batch: list[Waiting[Operation]], committed: Committed) -> None:
-        self._told_revision = committed.revision
+    def _publish_commit(
+        self, batch: list[QueuedRequest[Operation]], committed: CommitResult
+    ) -> None:
+        self._published_revision = committed.revision
         try:
             self._recent.take(committed.changes)
         except Exception as error:  # noqa: BLE001 - what is stored is stored, and callers wait
@@ -183,10 +179,10 @@ class SqliteMetadataStore(EmbeddedStore):
         try:
             self._committed(batch, committed.outcomes, committed.changes)
         finally:
-            while self._early and self._early[0][0] <= self._told_revision:
-                self._early.popleft()[1]()
+            while self._early_reads and self._early_reads[0][0] <= self._published_revision:
+                self._early_reads.popleft()[1]()
 
-    async def _read(self, thread: BatchThread[Waiting[R]], request: R) -> object:
+    async def _read(self, thread: BatchThread[QueuedRequest[R]], request: R) -> object:
         self._check_open()
         if self._reads >= bounds.METADATA_QUEUE_OPERATIONS:
             raise MetadataError(
@@ -195,43 +191,45 @@ class SqliteMetadataStore(EmbeddedStore):
             )
         self._reads += 1
         done: asyncio.Future[object] = self._loop.create_future()
-        thread.submit(Waiting(request, done))
+        thread.submit(QueuedRequest(request, done))
         return await done
 
-    def _get(self, batch: list[Waiting[tuple[str, ...]]]) -> Delivery:
+    def _get(self, batch: list[QueuedRequest[tuple[str, ...]]]) -> Delivery:
         """On the reading thread."""
         try:
             keys = (key for waiting in batch for key in waiting.request)
             revision, found = self._files.reader.get(keys)
         except MetadataError as error:
             return self._read_failed(batch, error)
-        return bind(self._tell_read, revision, batch, found)
+        return bind(self._deliver_read, revision, batch, found)
 
-    def _read_range(self, batch: list[Waiting[RangeRead]]) -> Delivery:
+    def _read_range(self, batch: list[QueuedRequest[RangeRead]]) -> Delivery:
         """On the scanning thread; batches are of one."""
         try:
             revision, found = self._files.scanner.read_range(batch[0].request)
         except MetadataError as error:
             return self._read_failed(batch, error)
-        return bind(self._tell_read, revision, batch, found)
+        return bind(self._deliver_read, revision, batch, found)
 
-    def _read_failed(self, batch: list[Waiting[R]], error: Exception) -> Delivery:
+    def _read_failed(self, batch: list[QueuedRequest[R]], error: Exception) -> Delivery:
         return bind(self._complete_reads, batch, error)
 
-    def _tell_read(self, revision: int, batch: list[Waiting[R]], found: object) -> None:
-        if revision <= self._told_revision:
+    def _deliver_read(self, revision: int, batch: list[QueuedRequest[R]], found: object) -> None:
+        # A read can see a commit that watchers have not got yet, as threads race.  It waits for
+        # that: no event after a read may be older than the read.
+        if revision <= self._published_revision:
             self._complete_reads(batch, found)
         else:
-            self._early.append((revision, bind(self._complete_reads, batch, found)))
+            self._early_reads.append((revision, bind(self._complete_reads, batch, found)))
 
-    def _complete_reads(self, batch: list[Waiting[R]], outcome: object) -> None:
+    def _complete_reads(self, batch: list[QueuedRequest[R]], outcome: object) -> None:
         self._reads -= len(batch)
         for waiting in batch:
             waiting.complete(error_of_one(outcome) if isinstance(outcome, Exception) else outcome)
 
 
 class SqliteConnections:
-    """The three connections to one file, and what they are for."""
+    """The three connections to one file: for writes, for reads by key, and for ranges."""
 
     __slots__ = ("reader", "scanner", "writer")
 
@@ -239,6 +237,8 @@ class SqliteConnections:
         """Open them and end all old sessions.  Raises `MetadataError`, `UnknownMetadataFile`."""
         self.writer = SqliteWriter(open_file(path), path)
         try:
+            # One process owns the file (by the lock of the data directory): whoever made these
+            # sessions is gone.
             expired = self.writer.expire_sessions()
             self.reader = SqliteReader(connect(path, read_only=True), path)
             self.scanner = SqliteReader(connect(path, read_only=True), path)

@@ -1,12 +1,6 @@
 """The SQLite file of the metadata store: schema, versions, connections, errors, backup.
 
-Rules:
-- The file names its application and its schema version.  A newer version, or a file of somebody
-  else, is refused before anything is changed.
-- Durability: write-ahead log, `synchronous=FULL`: a commit returns when the log is synced.
-- `depth` (the number of slashes) comes before the key in the order of records, so the direct
-  children of a path are one range, whatever is below them.
-- One process owns the file, by the lock of the data directory that it lies in.
+One process owns the file, by the lock of the data directory that it lies in.
 """
 
 import os
@@ -25,8 +19,10 @@ APPLICATION_ID = 0x4D61676E
 OLDEST_SQLITE = (3, 38, 0)
 """STRICT tables (3.37) and JSON functions that are always there (3.38)."""
 BUSY_TIMEOUT_S = 5.0
-"""How long a statement waits for another process that looks at the file."""
+"""How long a statement waits for another process that reads the file."""
 
+# `depth` is the number of slashes in the key.  It comes first in the order of records, so that the
+# direct children of a path are one range, whatever is below them.
 _SCHEMA = f"""
 CREATE TABLE record (
     id INTEGER PRIMARY KEY,
@@ -80,7 +76,7 @@ _ADVICE = {
 
 
 class UnknownMetadataFile(OperatorError):
-    """The file is of a newer version, or not ours at all.  Nothing was changed."""
+    """The file is of a newer version, or of another program.  Nothing was changed."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
@@ -115,6 +111,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     )
     connection.execute(f"PRAGMA cache_size = {-bounds.METADATA_PAGE_CACHE_BYTES // 1024}")
     connection.execute("PRAGMA temp_store = MEMORY")
+    # With the write-ahead log, a commit returns when the log is synced.
     connection.execute("PRAGMA synchronous = FULL")
     if read_only:
         connection.execute("PRAGMA query_only = TRUE")
@@ -131,8 +128,8 @@ def metadata_error(error: sqlite3.Error, path: Path) -> MetadataError:
 def back_up(path: Path, target: Path, at_moment: Callable[[], None] = lambda: None) -> None:
     """Copy the file as of one moment, while it is in use, to a new or replaced `target`.
 
-    `at_moment` is called in that moment: what it sees is not older than any commit in the copy, and
-    no later commit is known to anybody yet.  Writers wait for it, so it must be quick.
+    `at_moment` is called in that moment: it sees every commit that is in the copy, and no later
+    commit has been acknowledged yet.  Writers wait for it, so it must be quick.
     `target` appears whole and durable, or not at all.  Raises `MetadataError`.
     """
     partial = target.with_name(f"{target.name}.partial")

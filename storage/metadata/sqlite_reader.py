@@ -1,11 +1,4 @@
-"""The reading side of the SQLite store: committed state through a connection of its own.
-
-Rules:
-- A read starts after it was asked for, so it sees every write acknowledged before.
-- A range is read as of one moment.
-- Each answer says the revision that it saw (or a later one), so that it can be kept back until
-  watchers know as much.
-"""
+"""The reading side of the SQLite store: committed state through a connection of its own."""
 
 import json
 import sqlite3
@@ -48,7 +41,7 @@ _REVISION = "SELECT revision FROM store"
 _NO_LIMIT = -1
 
 _Row: TypeAlias = tuple[str, bytes, int, int, int, int, int, str | None]
-"""As in `_RECORD`."""
+"""The columns of `_RECORD`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +76,19 @@ RangeResult = list[str] | list[Record] | list[IndexHit]
 
 
 class SqliteReader:
-    """Reads committed state.  Not for two threads at once."""
+    """Reads committed state.  Not for two threads at once.
+
+    A read starts after it was asked for, so it sees every write acknowledged before.  Each answer
+    comes with the revision that it saw, or a later one: the caller holds it back until watchers
+    have got the events up to there.
+    """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._path = path
 
     def get(self, keys: Iterable[str]) -> tuple[int, dict[str, Record]]:
-        """The records there are of these keys, and a revision not before what was seen.
+        """The records there are of these keys, and a revision not older than they are.
 
         Raises `MetadataError`.
         """

@@ -1,19 +1,4 @@
-"""The writing side of the SQLite store: one transaction for each group.  Runs on one thread.
-
-Rules:
-- A group costs two statements, however many records it changes: one loads all that it touches, one
-  saves the net changes and commits.  It costs the second one alone if it touches only records that
-  were written last, or makes new ones (`known.py`).  Each call into SQLite lets go of the
-  interpreter and must win it back from a busy event loop; their number, not that of the rows, is
-  what a group waits for.
-- The saving statement is an insert into a view of this connection alone, whose trigger changes the
-  tables; as a statement outside of any transaction it is one itself.  Between the two statements
-  nothing changes, as this connection is the only one that writes.
-- Records are made by inserts that fail if they are there, and not below a sequence: so the save
-  verifies what was assumed.  Where that was wrong the group is loaded and applied anew.
-- A group that fails leaves nothing behind.  If a commit reports an error, the stored revision says
-  whether it took effect all the same.
-"""
+"""The writing side of the SQLite store: one transaction for each group.  Runs on one thread."""
 
 import json
 import sqlite3
@@ -24,7 +9,7 @@ from typing import NamedTuple
 from storage.metadata import group
 from storage.metadata.group import Change, Group, Outcome, Stored, View
 from storage.metadata.keys import LAST, level_of
-from storage.metadata.known import KnownRecords
+from storage.metadata.known_records import KnownRecords
 from storage.metadata.operations import (
     BeginSession,
     Delete,
@@ -55,6 +40,8 @@ SELECT
         WHERE json_extract(w.value, '$[1]') NOT IN (SELECT prefix FROM sequence))
 """
 
+# A group is saved by one insert into a view of this connection, whose trigger changes the tables.
+# Outside of any transaction the statement is one itself.
 _SAVE_VIEW = """
 CREATE TEMP VIEW saved AS SELECT NULL AS gone, NULL AS old_entries, NULL AS new_entries,
     NULL AS made_levels, NULL AS made, NULL AS records, NULL AS record_values, NULL AS sequences,
@@ -72,6 +59,8 @@ _INSERT = """
         coalesce(substr(NEW.record_values, json_extract(c.value, '$[9]'),
             json_extract(c.value, '$[10]')), x'')"""
 
+# The inserts of `made` fail if a record is there already, and the check of `made_levels` fails
+# below a sequence: so the save verifies what `KnownRecords` assumed.
 _SAVE_TRIGGER = f"""
 CREATE TEMP TRIGGER save INSTEAD OF INSERT ON saved BEGIN
     DELETE FROM record WHERE id IN (
@@ -106,8 +95,8 @@ END
 _SAVE = "INSERT INTO saved VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class Committed(NamedTuple):
-    """What a group did: an outcome for each operation, net changes, the revision after it."""
+class CommitResult(NamedTuple):
+    """The result of a group: an outcome for each operation, net changes, the revision after it."""
 
     outcomes: list[Outcome]
     changes: list[Change]
@@ -115,7 +104,17 @@ class Committed(NamedTuple):
 
 
 class SqliteWriter:
-    """Applies groups to the file.  Not for two threads at once."""
+    """Applies groups to the file.  Not for two threads at once.
+
+    A group takes two statements, however many records it changes: one loads the records that it
+    touches, one saves the net changes and commits.  It takes only the second one if `KnownRecords`
+    has all that is needed.
+    """
+
+    # Each call into SQLite lets go of the interpreter and must win it back from a busy event loop.
+    # So the number of calls, not that of rows, decides how long a group takes.
+    #
+    # Nothing changes between the two statements: no other connection writes.
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         """Raises `MetadataError` if the file cannot be read."""
@@ -132,29 +131,30 @@ class SqliteWriter:
         self._known = KnownRecords()
 
     def expire_sessions(self) -> int:
-        """End every session there is, in one transaction; returns their number.
+        """End every session there is, in one transaction, and return their number.
 
-        For the start of the only process that owns the file: whoever made them is gone.
+        For the start of the only process that owns the file: the processes that made them are gone.
         """
         expired = len(self._sessions)
         if expired:
             self.commit([EndSessions(tuple(sorted(self._sessions)))])
         return expired
 
-    def commit(self, operations: Sequence[Operation]) -> Committed:
+    def commit(self, operations: Sequence[Operation]) -> CommitResult:
         """Apply operations in order, durably.  Raises `MetadataError`: then none took effect."""
         assumed = self._known.view(operations, self._sessions)
         if assumed is not None:
             try:
                 return self._apply(operations, assumed)
             except sqlite3.IntegrityError:
-                pass  # something assumed was wrong, and nothing is changed
+                # An assumption was wrong, and nothing was changed: load the state, apply anew.
+                pass
         try:
             return self._apply(operations, self._load(operations))
         except sqlite3.Error as error:
             raise metadata_error(error, self._path) from error
 
-    def _apply(self, operations: Sequence[Operation], view: View) -> Committed:
+    def _apply(self, operations: Sequence[Operation], view: View) -> CommitResult:
         """Raises `sqlite3.Error`: then nothing took effect."""
         made = Group(view, self.revision)
         outcomes = [made.apply(operation) for operation in operations]
@@ -164,13 +164,14 @@ class SqliteWriter:
                 self._save(made, changes)
             except sqlite3.Error:
                 self._known.clear()
+                # A commit that reports an error may have taken effect: the revision shows it.
                 if not self._took_effect(made):
                     raise
         self._known.take(changes)
         self.revision = made.revision
         self._sessions.update(made.new_sessions)
         self._sessions -= made.ended_sessions
-        return Committed(outcomes, changes, self.revision)
+        return CommitResult(outcomes, changes, self.revision)
 
     def close(self) -> None:
         """Close the connection; the last one to close empties the write-ahead log."""
@@ -248,7 +249,7 @@ class SqliteWriter:
 
 
 class LoadedView(group.View):
-    """What a group touches, as loaded by one statement."""
+    """The records, sequences and sessions that a group touches, loaded by one statement."""
 
     __slots__ = ("_children", "_sequences", "_session_keys", "_sessions", "_stored")
 

@@ -1,29 +1,6 @@
 """The metadata store interface: a small, versioned, watchable key space.
 
-Rules that every backend keeps, and that one contract suite checks:
-
-- Writes to one key are linearizable; `expect` makes them conditional on the version read.
-  Versions are opaque: compare them for equality, and only within one key.
-- A record and its index entries change together.  A put carries the record's *full* list of
-  index entries; the list of the put before it is gone.
-- A record put with a partition key is read and deleted only with the same partition key.
-  Partition and index keys are pure functions of (key, value), so a holder can derive them.
-- Watches are registered first and read second: a watch obtained before a read reports every
-  change that the read may have missed.  So does one whose `wanted` accepts the key before the
-  read.  Events are coalesced to the newest state of a key and
-  say *upsert*, *removed* or *resync*; after *resync* (the watcher fell behind, or the backend
-  lost its place) the holder lists again.
-- Sequence numbers rise among live keys.  A sequence's prefix has no other keys right under it.
-- Ephemerals vanish with their session, index entries included.  A put without a session makes
-  the record persistent; a put of another session takes it over.
-- Keys are paths: `/` and parts without `/`, none of them empty, `.` or `..`.  Only records that
-  were put exist: a path has children without being a record itself, and the other way round.
-- Order is bytewise in UTF-8 (which is the order of code points), and defined among keys that
-  share everything up to the last slash.  The bounds of a scan share that prefix too; the one
-  exception is an upper bound of the prefix and one more slash, which ends the level:
-  `["/a/", "/a//")` are the direct children of `/a`.  Secondary keys are ordered the same way,
-  as whole strings.
-- Operations issued one after the other, without waiting in between, take effect in that order.
+One contract suite (`tests/contract/metadata`) checks every backend.
 """
 
 import enum
@@ -37,13 +14,13 @@ from magnetar.protocol.server_error import InternalError, OperatorError, PeerErr
 Version = NewType("Version", int)
 
 CLOCK_KEY = "/magnetar/clock"
-"""What is put to learn what the servers' clock shows."""
+"""The record that is put to read the time of the servers' clock."""
 ABSENT = Version(-1)
 """As `expect`: only if the key does not exist."""
 
 
 class MetadataError(OperatorError):
-    """The store could not do it; the outcome may be unknown.  Reported as MetadataError."""
+    """The store failed; the outcome of the call may be unknown.  Reported as MetadataError."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
@@ -67,13 +44,13 @@ class SessionLost(InternalError):
 
 
 class InvalidMetadataRequest(InternalError):
-    """The call breaks a rule of the store.  Nothing was stored; the caller must be mended."""
+    """The call breaks a rule of the store.  Nothing was stored; the caller must be fixed."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
 
 class MetadataDefect(InternalError):
-    """A bug of ours came before the call could be made.  Nothing was stored."""
+    """A bug of the store's own code ended the call before it was sent.  Nothing was stored."""
 
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
@@ -81,7 +58,7 @@ class MetadataDefect(InternalError):
 class RecordTooLarge(PeerError):
     """A value, key or index list is above its bound.  Nothing was stored; store less of it.
 
-    Not a MetadataError on the wire: clients would try again what can never be stored.
+    Not a MetadataError on the wire: clients would try again, in vain.
     """
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
@@ -124,7 +101,7 @@ class IndexHit:
 def first_hits(
     hits: Sequence[IndexHit], limit: int | None, max_bytes: int | None
 ) -> list[IndexHit]:
-    """Of hits in their order those within the bounds of `MetadataStore.scan_index`."""
+    """The first of the ordered hits that are within the bounds of `MetadataStore.scan_index`."""
     found = list(hits[:limit])
     if max_bytes is None:
         return found
@@ -146,7 +123,7 @@ def is_cut(hits: Sequence[IndexHit], limit: int | None, max_bytes: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """What a put made: the key (server-made for sequences), its version, its overwrite count."""
+    """The result of a put: the key (server-made for sequences), version and overwrite count."""
 
     key: str
     version: Version
@@ -154,7 +131,7 @@ class PutResult:
 
 
 class EventKind(enum.Enum):
-    """What a watcher is told."""
+    """The kind of an event of a watch.  After RESYNC the watcher lists again."""
 
     UPSERT = "upsert"
     REMOVED = "removed"
@@ -171,15 +148,18 @@ class Event:
 
 
 Wanted = Callable[[str], bool]
-"""Whether a change of this key is to be told.  It is asked for every change, so it is quick; it
-raises nothing, and may answer something else the next time."""
+"""Whether a watch reports changes of this key.  It is called for every change, so it must be quick;
+it raises nothing, and its answer may change with time."""
 
 
 class Watch(Protocol):
     """A live subscription to changes, for one task.  Iterate it; close it when done.
 
-    It ends (no more events) when it or its store is closed.  Events of different keys may come in
-    another order than the changes; the last event of a key tells its newest state.
+    A watch obtained before a read reports every change that the read may have missed; so does one
+    whose `wanted` accepts the key before the read.  Events are coalesced to the newest state of a
+    key.  Events of different keys may come in another order than the changes; the last event of a
+    key has its newest state.  RESYNC comes when the watcher fell behind, or the backend may have
+    missed changes.  The watch ends (no more events) when it or its store is closed.
     """
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
@@ -192,7 +172,10 @@ class Watch(Protocol):
 
 
 class Session(Protocol):
-    """What ephemerals hang on.  Kept alive by the store until closed or lost."""
+    """The owner of ephemeral records.  Kept alive by the store until closed or lost.
+
+    Ephemerals vanish with their session, index entries included.
+    """
 
     @property
     def lost(self) -> bool:
@@ -210,6 +193,20 @@ class Session(Protocol):
 
 class MetadataStore(ABC):
     """Interface: a small, versioned key space with conditional writes, sessions and watches.
+
+    Keys are paths: `/` and parts without `/`, none of them empty, `.` or `..`.  Only records that
+    were put exist: a path has children without being a record itself, and the other way round.
+
+    Order is bytewise in UTF-8 (which is the order of code points), and defined among keys that
+    share everything up to the last slash.  Secondary keys are ordered the same way, as whole
+    strings.
+
+    Writes to one key are linearizable.  Operations issued one after the other, without waiting in
+    between, take effect in that order.  Versions are opaque: compare them for equality, and only
+    within one key.
+
+    A record put with a partition key is read and deleted only with the same partition key.
+    Partition and index keys follow from key and value alone, so that every process can derive them.
 
     All methods raise `MetadataError` when the store fails.
     """
@@ -240,9 +237,18 @@ class MetadataStore(ABC):
     ) -> PutResult:
         """Store durably; the result is returned only once it is.
 
-        `expect` makes it conditional (`ABSENT`: create only); `session` makes it ephemeral;
-        `sequence` makes `key` a prefix ending in "/" that gets "-" and 20 digits appended
-        (needs `partition`, excludes `expect` and `session`).
+        `expect` makes it conditional on the version (`ABSENT`: create only).
+
+        `session` makes the record ephemeral; a put of another session takes it over, and a put
+        without a session makes it persistent.
+
+        `sequence` makes `key` a prefix ending in "/" that gets "-" and 20 digits appended (needs
+        `partition`, excludes `expect` and `session`).  Numbers rise among the keys there are.  No
+        other keys may be directly under the prefix.
+
+        `indexes` is the full list of the record's index entries; it replaces the one of the put
+        before, together with the record.
+
         Raises `VersionConflict`, `SessionLost`, `PartitionMismatch`, `RecordTooLarge`,
         `InvalidMetadataRequest`.  A cancelled put may or may not take effect.
         """
@@ -263,9 +269,12 @@ class MetadataStore(ABC):
     ) -> list[Record]:
         """Records with lo <= key < hi in key order, as of one moment.
 
-        With `partition` the caller says that all of them live there, and only that shard is
-        asked; a record of another partition in the range is a `PartitionMismatch`.  Without it
-        every shard is asked.  `fresh` proves that the answer is not behind any acknowledged write.
+        The bounds share everything up to the last slash.  The one exception is an upper bound of
+        that prefix and one more slash, which ends the level: `["/a/", "/a//")` are the direct
+        children of `/a`.  With `partition` the caller states that all records live there, and only
+        that shard is asked; a record of another partition in the range is a `PartitionMismatch`.
+        Without it every shard is asked.  `fresh` proves that the answer is not behind any
+        acknowledged write.
         """
 
     @abstractmethod
@@ -282,10 +291,10 @@ class MetadataStore(ABC):
     ) -> list[IndexHit]:
         """Hits with lo <= secondary key < hi, in order of secondary key, then primary key.
 
-        A record with several keys in the range is hit once for each.  With `partition` only the
-        hits whose record lives there.  No more than `limit`; the one with which the values have
-        `max_bytes` together is the last.  If there are fewer, the range ends there (`is_cut`).  A
-        record that was there during the whole scan is never left out before the last hit.
+        A record with several keys in the range is hit once for each.  With `partition`, only
+        records that live there.  At most `limit` hits; the hit with which the values have
+        `max_bytes` together is the last.  `is_cut` tells whether there may be more.  A record that
+        existed during the whole scan is never left out before the last hit.
         """
 
     @abstractmethod
@@ -296,29 +305,29 @@ class MetadataStore(ABC):
     def watch_children(self, key: str, *, wanted: Wanted | None = None) -> Watch:
         """Changes of the direct children of `key`.
 
-        With `wanted` only of those that it accepts when their change becomes known here: no other
-        record is read.  RESYNC is told in any case.
+        With `wanted`, only of keys that it accepts when their change becomes known here: no other
+        record is read.  RESYNC comes in any case.
         """
 
     @abstractmethod
     def watch_sequence(self, prefix: str, *, partition: str) -> Watch:
         """New keys of a sequence, possibly conflated: scan on from the last one seen.
 
-        Events are hints without a record; the current last key may be told first.
+        Events are hints without a record; the first one may name the current last key.
         """
 
     @abstractmethod
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
         """A session for ephemerals, kept alive by the store (by timers of the running loop).
 
-        It is lost when the process could not do so for `timeout_ms`.  `identity` is for people
-        who look at the store.
+        It is lost when the process could not do so for `timeout_ms`.  `identity` names the process
+        for operators who inspect the store.
         """
 
     async def server_time_ms(self) -> int | None:
-        """What the clock of its servers showed during this call; None: it has no clock but ours."""
+        """Time of the servers' clock during this call, in Unix ms; None if they have none."""
         return None
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what is queued, end sessions, release everything."""
+        """Finish queued operations, end sessions, release everything."""

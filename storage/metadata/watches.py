@@ -1,11 +1,6 @@
-"""Watches: who is told about which change, through bounded queues that never block a writer.
+"""Watches of a store: changes reach watchers through bounded queues that never block a writer.
 
-Rules:
-- Everything here runs on the event loop, after the commit that made the changes is durable.
-- A queue holds the newest state of each key, once; a key that changes again before it is read
-  keeps its place, so that a busy key cannot be put off for ever.
-- A queue above its bounds (events or value bytes) becomes one RESYNC; what happens before the
-  watcher has read that needs no event, as the watcher lists afterwards.
+Everything here runs on the event loop, after the commit that made the changes is durable.
 """
 
 import asyncio
@@ -27,7 +22,11 @@ _RESYNC = Event(EventKind.RESYNC)
 
 
 class WatchQueue:
-    """The events of one watcher.  `__anext__` belongs to one task."""
+    """The events of one watcher: the newest state of each key, once.
+
+    A queue above its bounds (events or value bytes) becomes one RESYNC.  `__anext__` belongs to one
+    task.
+    """
 
     __slots__ = (
         "_bytes",
@@ -80,11 +79,13 @@ class WatchQueue:
 
     def offer(self, event: Event) -> None:
         """Queue an event; the newest of a key replaces an older one."""
+        # Until the watcher has read a RESYNC it needs no event, as it lists afterwards.
         if self._closed or self._error is not None or self._resync_pending:
             return
         older = self._pending.get(event.key)
         if older is not None:
             self._bytes -= _size(older)
+        # The key keeps its place in the order, so that a busy key is not put off for ever.
         self._pending[event.key] = event
         self._bytes += _size(event)
         if len(self._pending) > self._max_events or self._bytes > self._max_bytes:
@@ -98,7 +99,7 @@ class WatchQueue:
         self.offer(event)
 
     def resync(self) -> None:
-        """Drop what is queued and tell the watcher to list again."""
+        """Drop the queued events and queue a RESYNC: the watcher lists again."""
         self._pending.clear()
         self._pending[_RESYNC.key] = _RESYNC
         self._bytes = 0
@@ -137,7 +138,7 @@ class WatchQueue:
 
 
 class WatchHub:
-    """All watches of one store, found by what changes."""
+    """All watches of one store, found by the key that changes."""
 
     __slots__ = ("_children", "_keys", "_sequences")
 
@@ -177,13 +178,13 @@ class WatchHub:
             registry.resync()
 
     def publish(self, changes: Iterable[Change]) -> None:
-        """Tell every watcher that is concerned; call it once for each commit, in their order."""
+        """Queue events for the watches concerned; call it once for each commit, in their order."""
         keys = self._keys.watchers
         levels = bool(self._children or self._sequences)
         for change in changes:
             event = _LazyEvent(change)
             for watcher in keys.get(change.key, ()):
-                _tell_key(watcher, change, event)
+                _offer_to_key_watch(watcher, change, event)
             if levels:
                 self._publish_level(change, event)
 
@@ -205,7 +206,7 @@ class WatchHub:
 
 
 class _Watcher:
-    """A queue and what it is for."""
+    """A queue, and the partition or predicate of its watch."""
 
     __slots__ = ("_wanted", "partition", "queue")
 
@@ -220,18 +221,18 @@ class _Watcher:
         self._wanted = wanted
 
     def wants(self, key: str) -> bool:
-        """Whether a change of it is to be told."""
+        """Whether the watch reports changes of this key."""
         return self._wanted is None or self._wanted(key)
 
 
 class _Registry:
-    """Watchers by what they watch.  A closed one is gone at once."""
+    """Watchers by the key, level or prefix that they watch.  A closed one is gone at once."""
 
     __slots__ = ("watchers",)
 
     def __init__(self) -> None:
         self.watchers: dict[str, dict[_Watcher, None]] = {}
-        """Read directly where changes are told: a call for each would be most of that."""
+        """Read directly by `WatchHub.publish`: a call for each change would cost most of it."""
 
     def __bool__(self) -> bool:
         return bool(self.watchers)
@@ -275,7 +276,7 @@ class _LazyEvent:
         return self._event
 
 
-def _tell_key(watcher: _Watcher, change: Change, event: _LazyEvent) -> None:
+def _offer_to_key_watch(watcher: _Watcher, change: Change, event: _LazyEvent) -> None:
     stored = change.after or change.before
     if stored is not None:
         try:

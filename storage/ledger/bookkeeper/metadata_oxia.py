@@ -21,7 +21,6 @@ from storage.ledger.bookkeeper.metadata_store import (
     VersionedMetadata,
 )
 from storage.ledger.store import LedgerError, NoSuchLedger
-from storage.metadata.following import Following
 from storage.metadata.store import (
     ABSENT,
     Event,
@@ -32,6 +31,7 @@ from storage.metadata.store import (
     Version,
     VersionConflict,
 )
+from storage.metadata.watch_follower import WatchFollower
 
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ class OxiaLedgerMetadata(LedgerMetadataStore):
         self._paths = LedgerPaths()
         self._bookies = Bookies()
         self._followings = [
-            Following(watch, self._bookies_changed, self._bookies_changed)
+            WatchFollower(watch, self._bookies_changed, self._bookies_changed)
             for watch in (
                 partial(store.watch_children, self._paths.available),
                 partial(store.watch_children, self._paths.read_only),

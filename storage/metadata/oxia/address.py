@@ -1,6 +1,6 @@
-"""Where an Oxia cluster is: `oxia://HOST:PORT/NAMESPACE`, as Pulsar writes it.  Pure.
+"""The address of an Oxia cluster: `oxia://HOST:PORT/NAMESPACE`, as Pulsar writes it.  Pure.
 
-Several servers may be named, with commas between: any of them that answers tells of all.
+Several servers may be named, with commas between: any of them knows the shards of all.
 """
 
 import re
@@ -25,7 +25,7 @@ class InvalidOxiaAddress(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class OxiaAddress:
-    """`servers` are some of the cluster's, as host:port."""
+    """A namespace, and some servers of its cluster as host:port."""
 
     servers: tuple[str, ...]
     namespace: str

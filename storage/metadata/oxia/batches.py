@@ -1,12 +1,4 @@
-"""What waits becomes what one request carries.  Pure.
-
-Rules:
-- A request is applied in this order: its puts, then its deletes.  A put of a key that a delete of
-  the same request names would be undone by it, so it begins a new request, and so does a put on a
-  sequence under which a delete is.
-- A request has a bounded number of operations and bytes; one operation above that goes alone.
-- Answers come in the order of the request; outcomes are told in the order of issue.
-"""
+"""Batches of waiting writes, each as one request.  Pure."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,13 +8,13 @@ from config import bounds
 from storage.metadata.keys import level_of
 from storage.metadata.operations import Delete, SequencePut
 from storage.metadata.oxia import oxia_pb2 as pb
-from storage.metadata.oxia.writes import Turn, Write
+from storage.metadata.oxia.writes import ExclusiveCall, Write
 
 Answer = pb.PutResponse | pb.DeleteResponse
 
 
 class Batch:
-    """Writes of one request, in order of issue."""
+    """The writes of one request, in order of issue."""
 
     __slots__ = ("deadline", "writes")
 
@@ -31,16 +23,19 @@ class Batch:
         self.deadline = deadline
 
     def request(self, shard_id: int) -> pb.WriteRequest:
-        """What is sent.  It always names the shard: servers end on one that does not."""
+        """The request to send."""
         requests = [write.request for write in self.writes]
         return pb.WriteRequest(
-            shard=shard_id,
+            shard=shard_id,  # servers end on a request without it
             puts=[each for each in requests if isinstance(each, pb.PutRequest)],
             deletes=[each for each in requests if isinstance(each, pb.DeleteRequest)],
         )
 
     def answers(self, response: pb.WriteResponse) -> Iterator[tuple[Write, Answer]]:
-        """Each write with its answer.  Raises `ValueError` for a response of another request."""
+        """Each write with its answer, in order of issue.
+
+        Raises `ValueError` for a response of another request.
+        """
         puts, deletes = iter(response.puts), iter(response.deletes)
         deleted = sum(isinstance(write.operation, Delete) for write in self.writes)
         if (len(self.writes) - deleted, deleted) != (len(response.puts), len(response.deletes)):
@@ -56,27 +51,30 @@ class Batch:
 
 
 def take_batch(
-    queue: "deque[Write | Turn]",
+    queue: "deque[Write | ExclusiveCall]",
     *,
     max_operations: int = bounds.OXIA_BATCH_OPERATIONS,
     max_bytes: int = bounds.OXIA_BATCH_BYTES,
 ) -> Batch:
-    """Take from the head of the queue what one request may carry; it ends before a `Turn`.
+    """Take writes from the head of the queue: as many as one request may carry.
 
-    Nothing is taken if this fails.
+    It ends before an `ExclusiveCall`.  A write above the bound of bytes goes alone.  Nothing is
+    taken if this raises.
     """
     writes: list[Write] = []
     deleted: set[str] = set()
     levels: set[str] = set()
     size = 0
     for write in islice(queue, max_operations):
-        if isinstance(write, Turn) or (writes and size + write.size > max_bytes):
+        if isinstance(write, ExclusiveCall) or (writes and size + write.size > max_bytes):
             break
         operation = write.operation
         if isinstance(operation, Delete):
             deleted.add(operation.key)
             levels.add(level_of(operation.key))
         elif deleted:
+            # Servers apply the puts of a request, then its deletes.  So a put of a key that is
+            # deleted in this request, or on a sequence with a delete under it, goes into the next.
             sequence = isinstance(operation, SequencePut)
             if write.key in levels if sequence else write.key in deleted:
                 break

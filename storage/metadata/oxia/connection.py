@@ -1,16 +1,4 @@
-"""Channels to Oxia servers, and their calls.
-
-Rules:
-- One channel for each server that leads a shard.  It is closed when it leads none any more, and so
-  are streams that a former leader left open.  The map of shards has a channel of its own.
-- Silent channels are tried by pings.
-- Every call carries the bearer token, read again when its file changes.
-- A failed call is `CallFailed`, whatever gRPC makes of it.  Our own mistakes are not.
-- A server is called by the host and port that were given or that the map of shards names; where its
-  certificate has another name, by that name and the port.  Those after 0.17.1 answer only to names
-  that they know, with a port.
-- The service is called by its first name, which servers know before and after it was renamed.
-"""
+"""Channels to Oxia servers, and their calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -30,6 +18,7 @@ from storage.metadata.oxia.errors import Action, Failure, classify
 
 _log = structlog.get_logger(__name__)
 
+# The first name of the service, which servers know before and after it was renamed.
 _SERVICE = "/io.streamnative.oxia.proto.OxiaClient/"
 _DETAILS = "grpc-status-details-bin"
 _CHANNEL_CLOSED = "Channel is closed."
@@ -39,7 +28,7 @@ M = TypeVar("M", bound=Message)
 
 
 class CallFailed(Exception):
-    """A call to a server failed; `failure` tells how."""
+    """A call to a server failed; `failure` has the reason."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.code}: {failure.text}")
@@ -64,15 +53,14 @@ class WriteStream(Protocol):
 
 @contextmanager
 def call_failures() -> Iterator[None]:
-    """Turn what gRPC raises into `CallFailed`.  Put nothing but calls of gRPC into it.
+    """Turn the errors that gRPC raises into `CallFailed`.  Put only calls of gRPC into the block.
 
-    A call that ends because its channel is closed looks like a cancelled task, and is none; one
-    that is made on a closed channel looks like a wrong use of gRPC, as does every other mistake of
-    ours, which stays what it is.
+    Errors of a wrong use of gRPC pass unchanged.
     """
     try:
         yield
     except asyncio.CancelledError as error:
+        # A call that ends as its channel is closed raises this too, without a cancelled task.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -85,6 +73,7 @@ def call_failures() -> Iterator[None]:
         failure = classify(error.code().name, error.details() or "", details)
         raise CallFailed(failure) from error
     except grpc.aio.UsageError as error:
+        # A call on a closed channel is reported as a wrong use.
         if str(error) != _CHANNEL_CLOSED:
             raise
         raise CallFailed(Failure(Action.RETRY, "CANCELLED", str(error))) from error
@@ -95,7 +84,7 @@ def call_failures() -> Iterator[None]:
 
 
 class Token:
-    """The bearer token, read again when its file is another one."""
+    """The bearer token, read again when its file changes."""
 
     __slots__ = ("_access", "_seen", "_token")
 
@@ -106,7 +95,7 @@ class Token:
         self._token = access.read_token()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries.  A file that cannot be read now leaves the token as it is."""
+        """The metadata of every call.  The token stays as it is while its file cannot be read."""
         seen = _changed_at(self._access.token_file)
         if seen != self._seen:
             self._seen = seen
@@ -146,7 +135,7 @@ class Peer:
     def notifications(
         self, shard_id: int, after_offset: int | None
     ) -> AsyncIterator[pb.NotificationBatch]:
-        """Changes of a shard; without an offset the first batch is empty and tells it."""
+        """Changes of a shard; without an offset the first batch is empty and has the offset."""
         request = pb.NotificationsRequest(shard=shard_id, start_offset_exclusive=after_offset)
         return self._stream("GetNotifications", request, pb.NotificationBatch, None)
 
@@ -178,7 +167,7 @@ class Peer:
         timeout_s: float,
         enough: Callable[[list[pb.GetResponse]], bool] | None = None,
     ) -> list[pb.GetResponse]:
-        """Records in a range of keys, or of an index; no more once a chunk made it `enough`."""
+        """Records in a range of keys, or of an index; it ends after a chunk when `enough`."""
         request = pb.RangeScanRequest(
             shard=shard_id, start_inclusive=lo, end_exclusive=hi, secondary_index_name=index
         )
@@ -201,7 +190,7 @@ class Peer:
         return made.session_id
 
     async def keep_alive(self, shard_id: int, session_id: int, timeout_s: float) -> None:
-        """Beat."""
+        """Send a heartbeat."""
         request = pb.SessionHeartbeat(shard=shard_id, session_id=session_id)
         await self._call("KeepAlive", request, pb.KeepAliveResponse, timeout_s)
 
@@ -236,7 +225,10 @@ class Peer:
 
 
 class Connections:
-    """The channels of one store."""
+    """The channels of one store: one for each leader of a shard, and one for the map of shards.
+
+    Connections without traffic are tested by pings.
+    """
 
     __slots__ = ("_access", "_credentials", "_guide", "_namespace", "_peers", "_token")
 
@@ -257,7 +249,7 @@ class Connections:
         return found[0]
 
     async def guide(self, address: str) -> Peer:
-        """The server at `host:port`, to be asked for the map of shards; the one before is left."""
+        """The server at `host:port`, for the map of shards; closes the channel of the last one."""
         before, self._guide = self._guide, None
         if before is not None:
             await before[1].close()
@@ -265,7 +257,7 @@ class Connections:
         return self._guide[0]
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
-        """Close the channels to all other leaders."""
+        """Close the channels to all other leaders, with the streams that they left open."""
         kept = set(addresses)
         gone = [self._peers.pop(address) for address in list(self._peers) if address not in kept]
         for _, channel in gone:
@@ -299,14 +291,14 @@ class Connections:
         if self._access.server_name is not None:
             name = self._access.server_name
             options.append(("grpc.ssl_target_name_override", name))
-            # Without this the server is called by the name alone: those after 0.17.1 refuse a name
-            # without a port.  gRPC lets nobody be called by what is not in its certificate.
+            # Servers after 0.17.1 answer only to names that they know, with a port; without this
+            # option the name goes without one.  gRPC allows no name that is not in the certificate.
             options.append(("grpc.default_authority", f"{name}:{address.rpartition(':')[2]}"))
         return grpc.aio.secure_channel(address, self._credentials, options)
 
 
 def _readable(answer: M | None) -> M:
-    """An answer; gRPC gives None for bytes that are not the message they should be."""
+    """The answer; raises `CallFailed` for None, which gRPC gives for bytes it cannot parse."""
     if answer is None:
         raise CallFailed(_UNREADABLE)
     return answer

@@ -1,11 +1,4 @@
-"""What a failed call means, and what to do.  Pure.
-
-Rules:
-- Release 0.14 answers with codes of its own, which arrive as UNKNOWN: the text tells.  Later ones
-  use standard codes, and a reason among the details.
-- Two texts mean that a shard takes no more writes, or will not start again: an operator must look.
-- What is not known is tried again until the caller's time is up, and then told in full.
-"""
+"""The meaning of a failed call, and errors for callers.  Pure."""
 
 import enum
 from dataclasses import dataclass
@@ -14,7 +7,7 @@ from storage.metadata.store import MetadataError
 
 
 class Action(enum.Enum):
-    """What to do about a failed call."""
+    """The reaction to a failed call."""
 
     RETRY = "try again"
     FIND_LEADER = "look the leader up, then try again"
@@ -32,10 +25,12 @@ class Failure:
 
     @property
     def shard_is_down(self) -> bool:
-        """The shard cannot write any more, or not start again: operators must know at once."""
+        """Whether the shard cannot write any more, or not start again: an operator must act."""
         return any(sign in self.text.lower() for sign in _ALARMS)
 
 
+# Release 0.14 answers with codes of its own, which arrive as UNKNOWN: only the text has the reason.
+# Later releases use standard codes, and name a reason in the details.
 _TEXTS = (
     ("not leader", Action.FIND_LEADER),
     ("wrong state", Action.FIND_LEADER),
@@ -58,12 +53,15 @@ _CODES = {
     "UNIMPLEMENTED": Action.TELL_OPERATOR,
 }
 _AUTHORITY = " authority"
-"""In the text of servers that do not know the name that they were called by."""
+"""Part of the answer of a server that does not know the name by which it was called."""
 _ALARMS = ("failed to append to wal", "failed to apply batch")
 
 
 def classify(code: str, text: str, details: bytes = b"") -> Failure:
-    """What a status means; `details` are the binary ones, which newer servers send."""
+    """The meaning of a status; `details` are the binary ones, which newer servers send.
+
+    An unknown status is tried again until the caller's time is up.
+    """
     lowered = text.lower()
     for sign, action in _TEXTS:
         if sign in lowered:
@@ -86,41 +84,41 @@ def refused(failure: Failure, what: str) -> MetadataError:
 
 
 class ShardGone(MetadataError):
-    """The map has no such shard any more: its keys are in other ones."""
+    """The map has no such shard any more: its keys are in other shards."""
 
 
 class ClientDefect(MetadataError):
-    """Something of ours broke: trying again is no help.
+    """A bug of this client ended the call: trying again does not help.
 
-    It is no `InternalError`, because callers take these for writes that surely did nothing.
+    It is no `InternalError`, because callers take that for a write that surely had no effect.
     """
 
 
 def shard_gone(shard_id: int) -> ShardGone:
-    """The error of what was asked of a shard that is gone."""
+    """The error of a call to a shard that is gone."""
     return ShardGone(
         f"Oxia's shard {shard_id} is gone: try again, its keys are in another one now."
     )
 
 
 def closed() -> MetadataError:
-    """The error of what was not sent before its shard, or the store, was closed."""
+    """The error of a request that was not sent before its shard, or the store, was closed."""
     return MetadataError(
         "The metadata store is closed, or this shard of it is gone: open the store again if it "
         "is, or else try again."
     )
 
 
-def not_looked_at(what: str) -> MetadataError:
-    """The error of a write whose time was up before it could be sent; nothing took effect."""
+def not_checked_in_time(what: str) -> MetadataError:
+    """The error of a write whose deadline passed before it could be sent; it had no effect."""
     return MetadataError(
-        f"Oxia did not tell in time what must be known before {what}, so it was not sent and "
-        "nothing of it took effect: check that its servers run and can be reached, then try again."
+        f"Oxia did not answer the reads before {what} in time, so it was not sent and nothing of "
+        "it took effect: check that its servers run and can be reached, then try again."
     )
 
 
 def defect(what: str, error: BaseException, *, sent: bool = False) -> ClientDefect:
-    """The error of callers when something of ours broke; with `sent` they may have written."""
+    """The error of a call ended by a bug of this client; with `sent` it may have taken effect."""
     outcome = (
         "its outcome is unknown, read the record before you decide anew"
         if sent
@@ -133,7 +131,7 @@ def defect(what: str, error: BaseException, *, sent: bool = False) -> ClientDefe
 
 
 def out_of_time(what: str, failure: Failure | None) -> MetadataError:
-    """The error of a call whose time is up; nothing of it took effect."""
+    """The error of a call whose deadline has passed; it had no effect."""
     last = "no answer" if failure is None else f"{failure.code}: {failure.text}"
     hint = (
         "the shard is broken, restart its server and read its log"

@@ -1,32 +1,29 @@
-"""From records that a shard found by an index to hits.  Pure.
-
-Rules:
-- A hit's secondary key comes from the record itself (its note, or its key family): servers do not
-  name it, and find the key first and the record later.  So a record that has left the range since
-  is no hit, and one with several keys in it is one hit for each.
-- A record of somebody else that no key family explains cannot be told as a hit: that is an error,
-  not a hit less.
-"""
+"""Hits of an index, made from the records that shards found by it.  Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage.metadata.keys import exact_range
-from storage.metadata.oxia.records import Found
+from storage.metadata.oxia.records import ShardRecord
 from storage.metadata.store import IndexHit, InvalidMetadataRequest
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """lo <= secondary key < hi."""
+    """The range lo <= secondary key < hi of an index."""
 
     index: str
     lo: str
     hi: str
 
 
-def keys_in(found: Found, asked: IndexRange) -> list[str]:
-    """A record's secondary keys in a range, in order.  Raises `InvalidMetadataRequest`."""
+def keys_in(found: ShardRecord, asked: IndexRange) -> list[str]:
+    """A record's secondary keys in a range, in order.
+
+    Raises `InvalidMetadataRequest` for a record of another program that no key family explains.
+    """
+    # Servers do not name the secondary key, and find the key first and the record later.  So the
+    # keys come from the record itself, and a record that has left the range since is no hit.
     keys = [
         entry.key
         for entry in found.indexes
@@ -37,13 +34,18 @@ def keys_in(found: Found, asked: IndexRange) -> list[str]:
     if (asked.lo, asked.hi) == exact_range(asked.lo):
         return [asked.lo]
     raise InvalidMetadataRequest(
-        f"The record {found.record.key!r} was put by another program, and nothing tells its keys "
+        f"The record {found.record.key!r} was put by another program, and its keys are unknown "
         f"in index {asked.index!r}: declare its key family."
     )
 
 
-def hits(records: Iterable[Found], asked: IndexRange, partition: str | None) -> list[IndexHit]:
-    """Hits of one partition or all, in order of secondary key, then key."""
+def hits(
+    records: Iterable[ShardRecord], asked: IndexRange, partition: str | None
+) -> list[IndexHit]:
+    """Hits of one partition or all, in order of secondary key, then key.
+
+    A record with several secondary keys in the range is one hit for each.
+    """
     found = [
         IndexHit(key, each.record)
         for each in records
@@ -55,7 +57,7 @@ def hits(records: Iterable[Found], asked: IndexRange, partition: str | None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Enough:
+class HitLimit:
     """Bounds of `MetadataStore.scan_index`."""
 
     limit: int | None = None
@@ -80,18 +82,18 @@ class Enough:
 
 
 def is_enough(
-    bound: Enough, records: Sequence[Found], last: Sequence[Found], asked: IndexRange
+    bound: HitLimit, records: Sequence[ShardRecord], last: Sequence[ShardRecord], asked: IndexRange
 ) -> bool:
-    """Whether a shard's first records of a range hold its first hits within the bound.
+    """Whether a shard's first records of a range contain its first hits within the bound.
 
-    Shards go in order of secondary keys, but order records of the same key in their own way.
+    Shards return records in order of secondary keys, those of the same key in any order.
     """
     if not last:
         return False
     if bound.limit == 0:
         return True
     distinct = {found.record.key: found for found in records}.values()
-    # Of the same key the smallest come first, so that no order of theirs reaches further.
+    # Of the same key the smallest come first, so that no order of them reaches further.
     up_to = bound.reached(
         sorted(
             (key, len(found.record.value)) for found in distinct for key in keys_in(found, asked)

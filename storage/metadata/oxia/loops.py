@@ -1,11 +1,4 @@
-"""Loops that serve as long as the store is open, whatever happens in them.
-
-Rules:
-- An error that a loop does not expect is a defect of ours.  It is logged with its trace, its owner
-  is told, so that nothing stays half done, and the loop begins again after a pause that doubles.
-- Only `stop` ends a loop.  Whoever stops it and is cancelled meanwhile is cancelled: the loop ends
-  all the same.
-"""
+"""Loops that serve as long as the store is open, whatever errors happen in them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -19,16 +12,15 @@ _log = structlog.get_logger(__name__)
 
 
 def log_defect(where: str, error: BaseException) -> None:
-    """An error that nobody expected: the one place that logs it."""
+    """Log an unexpected error with its trace."""
     _log.error("oxia_defect", where=where, error=repr(error), exc_info=error)
 
 
 class Loop:
-    """Runs a coroutine again and again until the store is closed, with pauses after failures.
+    """Runs a coroutine until `stop`, and again after an unexpected error and a growing pause.
 
-    Made on the running loop.
-
-    `serve` does not return; `broken` is called after a defect, before the pause.
+    `serve` does not return.  An error that it raises is a bug: it is logged, and `broken` is called
+    before the pause, so that the owner leaves nothing half done.  Made on the running loop.
     """
 
     __slots__ = ("_backoff", "_broken", "_name", "_serve", "_task")
@@ -47,7 +39,7 @@ class Loop:
         self._task = asyncio.create_task(self._run(), name=name)
 
     async def stop(self) -> None:
-        """End it; returns when it has ended."""
+        """End the loop; returns when it has ended.  It ends too if this call is cancelled."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -60,14 +52,14 @@ class Loop:
             except asyncio.CancelledError as error:
                 if task is None or task.cancelling():
                     raise
-                self._tell(error)
+                self._report(error)
             except Exception as error:  # noqa: BLE001 - whatever it was, the loop has to go on
-                self._tell(error)
+                self._report(error)
             if loop.time() - began_s > bounds.OXIA_BACKOFF_MAX_S:
                 self._backoff.reset()
             await asyncio.sleep(self._backoff.pause_s())
 
-    def _tell(self, defect: BaseException) -> None:
+    def _report(self, defect: BaseException) -> None:
         log_defect(self._name, defect)
         try:
             self._broken(defect)

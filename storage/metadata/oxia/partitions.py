@@ -1,10 +1,4 @@
-"""Partition keys that this process has seen: a hint, so that a wrong one is noticed.  Pure.
-
-Servers do not check routing: a record that is asked for with another partition key is simply not
-there, and a put with another one makes a second record.  What this process wrote or read last is
-remembered, and a call that disagrees with it is looked at before it is sent; a mistake that only
-another process could notice stays unnoticed until somebody reads.
-"""
+"""Partition keys that this process has seen: a hint, so that a wrong one is noticed.  Pure."""
 
 from collections.abc import Iterator
 
@@ -16,7 +10,12 @@ UNKNOWN = ""
 
 
 class PartitionHints:
-    """Bounded: the keys that were seen longest ago go first."""
+    """The partition keys of the records that this process wrote or read last.
+
+    Servers do not check routing: a record that is asked for with another partition key is simply
+    absent, and a put with another one makes a second record.  So a call that disagrees with a hint
+    is checked before it is sent.  Bounded: the keys that were seen longest ago go first.
+    """
 
     __slots__ = ("_by_key", "_by_level", "_max_keys")
 
@@ -36,7 +35,7 @@ class PartitionHints:
     def others(
         self, level: str, partition: str, lo: str, hi: str
     ) -> Iterator[tuple[str, str | None]]:
-        """Keys of a level between bounds that were seen in other partitions than this one."""
+        """Keys of a level between bounds that were seen in other partitions, and these."""
         end = f"{level}/"
         for key in self._by_level.get(level, ()):
             seen = self._by_key[key]
@@ -44,7 +43,7 @@ class PartitionHints:
                 yield key, seen
 
     def note(self, key: str, partition: str | None) -> None:
-        """The record is there."""
+        """Note that the record is in this partition."""
         hints = self._by_key
         if key in hints:
             del hints[key]
@@ -55,7 +54,7 @@ class PartitionHints:
             self.forget(next(iter(hints)))
 
     def forget(self, key: str) -> None:
-        """The record may be gone."""
+        """Drop the hint: the record may be gone."""
         if key not in self._by_key:
             return
         del self._by_key[key]

@@ -1,17 +1,4 @@
-"""Records as Oxia keeps them: notes, index keys, requests, answers.  Pure.
-
-Rules:
-- No answer of the server names a record's partition key or index keys.  A put carries them in the
-  *note*, the text that Oxia keeps as the client's identity beside the value, so the value itself
-  stays as others expect it.  The note also has the id of the put, by which its effect is known
-  again when an answer got lost.
-- A record without a note was put by somebody else: its partition and index keys are what the
-  declared key families derive.
-- Servers order slashes in their own way, and up to 0.17.1 break on empty secondary keys.  Here
-  slashes of secondary keys become a dot and the last character there is, which no key holds: that
-  keeps the bytewise order.
-- Keys of ours that are no records of users begin without a slash, so no range reaches them.
-"""
+"""Records as Oxia stores them: notes, index keys, requests, answers.  Pure."""
 
 import json
 from typing import NamedTuple
@@ -23,18 +10,26 @@ from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.routing import version_of
 from storage.metadata.store import IndexEntry, InvalidMetadataRequest, Record
 
+# The store's own keys begin without a slash, so that no range of users' keys reaches them.
 OWN_PREFIX = "magnetar/"
 SEQUENCES = f"{OWN_PREFIX}sequences/"
 PROOF = f"{OWN_PREFIX}proof"
-"""Put by whoever wants to know that a shard's leader is one; its value says nothing."""
+"""The key of a put that proves, when it is acknowledged, that a server leads a shard."""
 SERVERS_PREFIX = "__oxia/"
 
 _NOTE = "magnetar:"
+# Servers order slashes in a way of their own.  A dot and `LAST`, which no key has, in place of a
+# slash keep the bytewise order of secondary keys.
 _SLASH = f".{LAST}"
 
 
 class Note(NamedTuple):
-    """What is kept beside a value.  `identity` is the session's, of ephemerals."""
+    """The text that Oxia stores as the client's identity, beside a value that others may read.
+
+    No answer of a server names a record's partition and index keys, so the note has them.  By
+    `put_id` a put is recognised when its answer was lost.  `identity` is the session's, of
+    ephemerals.
+    """
 
     put_id: str
     partition: str | None = None
@@ -42,8 +37,8 @@ class Note(NamedTuple):
     indexes: tuple[IndexEntry, ...] = ()
 
 
-class Found(NamedTuple):
-    """A record as it was found, where, and what its note says."""
+class ShardRecord(NamedTuple):
+    """A record with its shard, and the put id and index entries of its note."""
 
     record: Record
     shard_id: int
@@ -54,7 +49,7 @@ class Found(NamedTuple):
 
     @property
     def stored(self) -> group.Stored:
-        """As watchers compare it."""
+        """The record in the form in which changes compare it."""
         record = self.record
         return group.Stored(
             record.version,
@@ -78,7 +73,7 @@ def write_note(note: Note) -> str:
 
 
 def read_note(text: str) -> Note | None:
-    """The note in a client's identity; None: it is no note of ours."""
+    """The note in a client's identity; None if it is another program's."""
     if not text.startswith(_NOTE):
         return None
     put_id, _, rest = text[len(_NOTE) :].partition(" ")
@@ -93,7 +88,7 @@ def read_note(text: str) -> Note | None:
 
 
 def escape_index_key(key: str) -> str:
-    """A secondary key, or a bound of a range of them, as the server has it."""
+    """A secondary key, or a bound of a range of them, as the server stores it."""
     return key.replace("/", _SLASH)
 
 
@@ -106,7 +101,7 @@ def put_request(
 ) -> pb.PutRequest:
     """The request of a put; `expected` is the version id it must find (-1: none at all).
 
-    Raises `InvalidMetadataRequest` for what servers break on, or never start again from.
+    Raises `InvalidMetadataRequest` for a request on which servers break or do not start again.
     """
     request = pb.PutRequest(
         key=put.prefix if isinstance(put, SequencePut) else put.key,
@@ -128,9 +123,9 @@ def put_request(
 
 
 def check_put(request: pb.PutRequest) -> None:
-    """Refuse a put that would end a server or stay in its log as a poison.
+    """Refuse a put that would end a server, now or whenever it replays its log.
 
-    Everything here is refused when an operation is made already; this is the last look.
+    Such puts are refused already when an operation is made; this is the last check.
     """
     deltas = request.sequence_key_delta
     if deltas and not (
@@ -163,8 +158,11 @@ def delete_request(delete: Delete, *, expected: int | None) -> pb.DeleteRequest:
 
 def found_record(
     key: str, value: bytes, version: pb.Version, shard_id: int, families: KeyFamilies
-) -> Found:
-    """What an answer of a shard tells of a record."""
+) -> ShardRecord:
+    """The record in an answer of a shard.
+
+    `families` give the partition and index keys of a record of another program, without a note.
+    """
     note = read_note(version.client_identity)
     if note is None:
         partition = families.partition(key, value)
@@ -182,4 +180,4 @@ def found_record(
         session_id is not None,
         partition,
     )
-    return Found(record, shard_id, version.version_id, put_id, indexes, session_id)
+    return ShardRecord(record, shard_id, version.version_id, put_id, indexes, session_id)

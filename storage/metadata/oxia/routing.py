@@ -1,14 +1,4 @@
-"""Which shard holds a record, and who leads it.  Pure.
-
-Rules:
-- The routing text of a record is its partition key, else its key.  Its hash is the low 32 bits of
-  XXH3-64 with seed 0, which is what the servers' own clients compute.
-- A map is used only if it covers every hash once: while a shard is being split, the map before it
-  stays in use.  A namespace routed in any other way is refused: records would be put where nobody
-  finds them.
-- Versions count within a shard.  Ours carry the shard too, so they are unique in the store, and a
-  version that was read before a record moved to another shard never matches there by chance.
-"""
+"""The map of shards: which shard holds a record, and its leader.  Pure."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -29,7 +19,7 @@ class UnusableShards(MetadataError):
 
 
 class IncompleteShards(UnusableShards):
-    """The map has gaps or overlaps now: the next one may be whole."""
+    """The map has gaps or overlaps, as while a shard is split: the next one may be whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +33,10 @@ class Shard:
 
 
 def hash_of(text: str) -> int:
-    """The hash that routing goes by."""
+    """The hash of a partition key or key: the low 32 bits of XXH3-64 with seed 0.
+
+    Oxia's own clients route by the same hash.
+    """
     return xxh3_64_intdigest(text.encode()) & (HASHES - 1)
 
 
@@ -74,20 +67,23 @@ class ShardTable:
         return tuple(shard.shard_id for shard in self.shards)
 
     def shard_of(self, key: str, partition: str | None) -> int:
-        """Where a record lives."""
+        """The shard of a record: that of its partition key, else of its key."""
         if len(self.shards) == 1:
             return self.shards[0].shard_id
         found = hash_of(key if partition is None else partition)
         return self.shards[bisect_right(self._firsts, found) - 1].shard_id
 
     def leader(self, shard_id: int) -> str | None:
-        """Who leads a shard; None if there is no such shard or no leader."""
+        """The leader of a shard; None if there is no such shard or no leader."""
         shard = self._by_id.get(shard_id)
         return shard.leader or None if shard is not None else None
 
 
 def parse_assignments(assignments: pb.ShardAssignments, namespace: str) -> ShardTable:
-    """The table of one namespace.  Raises `UnusableShards`, `IncompleteShards`."""
+    """The table of one namespace.
+
+    Raises `IncompleteShards`, and `UnusableShards` for a namespace that is not routed by this hash.
+    """
     if namespace not in assignments.namespaces:
         raise UnusableShards(
             f"The Oxia servers know no namespace {namespace!r}: "
@@ -112,12 +108,16 @@ def parse_assignments(assignments: pb.ShardAssignments, namespace: str) -> Shard
 
 
 def version_of(version_id: int, shard_id: int) -> Version:
-    """A version as the store shows it."""
+    """A version of the store: the shard's version id, with the shard.
+
+    So versions are unique in the store, and one that was read before a record moved to another
+    shard never matches there by chance.
+    """
     return Version(version_id << _SHARD_BITS | shard_id & _SHARD_MASK)
 
 
 def version_id_of(version: Version, shard_id: int) -> int | None:
-    """The number that a shard knows a version by; None: it is a version of another shard."""
+    """The shard's own id of a version; None if it is a version of another shard."""
     if version == ABSENT:
         return -1
     if version < 0 or version & _SHARD_MASK != shard_id & _SHARD_MASK:

@@ -1,14 +1,4 @@
-"""Sessions: one of ours is one on every shard.
-
-Rules:
-- It is made on every shard before anybody has it, while nothing else of ours is written there.
-- It beats on every shard at once.  It is lost, on all of them, as soon as one of them does not know
-  it any more, or none of its beats came through there for the timeout: nobody else can have taken
-  its ephemerals before.
-- A process that was frozen for longer than the timeout finds its sessions lost without asking.
-- What is lost or closed is ended on the servers too, so that what hung on other shards goes.
-- A shard that is new in the map gets the session too.
-"""
+"""Sessions of the store, each of which is one session on every shard."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -29,12 +19,16 @@ _log = structlog.get_logger(__name__)
 
 
 def beat_s(timeout_s: float) -> float:
-    """Pause between beats: as Oxia's own clients, but three in a timeout at least."""
+    """Pause between heartbeats, in seconds: as Oxia's clients, but at least three per timeout."""
     return min(max(timeout_s / 10, 2.0), timeout_s / 3)
 
 
 class OxiaSession(Session):
-    """A session: one on every shard, kept alive by heartbeats. States: alive, then lost."""
+    """A session: one on every shard, kept alive by heartbeats.  States: alive, then lost.
+
+    It is lost on all shards as soon as one of them does not know it any more, or as no heartbeat
+    came through to one for the timeout.  Before that no other process can have its ephemerals.
+    """
 
     def __init__(
         self, sessions: "OxiaSessions", begin: BeginSession, ids: Mapping[int, int], now_s: float
@@ -68,20 +62,23 @@ class OxiaSession(Session):
         return self.ids.get(shard_id)
 
     def end(self) -> None:
-        """Say that it is lost, stop beating, and end it on the servers."""
+        """Mark it lost, stop its heartbeats, and end it on the servers.
+
+        There too, so that its ephemerals on other shards go.
+        """
         if self.lost:
             return
         self._lost.set()
         self._beating.cancel()
         self._ending = asyncio.create_task(self._sessions.remove(self), name="oxia-session-end")
-        self._ending.add_done_callback(_look_at_end)
+        self._ending.add_done_callback(_log_failed_end)
 
     def belongs_to(self, sessions: "OxiaSessions") -> bool:
-        """Whether it is one of these."""
+        """Whether it is a session of that store."""
         return self._sessions is sessions
 
     async def _beat(self) -> None:
-        """However beating ends, the session ends with it: nobody else would notice."""
+        # The session ends however this ends: nothing else would find it without heartbeats.
         try:
             await self._beat_while_known()
         except Exception:  # noqa: BLE001 - whatever it was, the session must not seem alive
@@ -94,6 +91,7 @@ class OxiaSession(Session):
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(beat_s(timeout_s))
+            # A process that was frozen for longer than the timeout need not ask.
             if self._is_silent(loop.time(), timeout_s):
                 return
             known = await asyncio.gather(
@@ -109,7 +107,10 @@ class OxiaSession(Session):
         return any(now_s - beaten_s > timeout_s for beaten_s in self.beaten_s.values())
 
     async def _beat_on(self, shard_id: int, its_id: int, timeout_s: float) -> bool:
-        """False if the shard does not know the session.  A shard may go in the meantime."""
+        """Send a heartbeat; False if the shard does not know the session.
+
+        The shard may leave the map in the meantime.
+        """
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -134,7 +135,7 @@ class OxiaSessions:
         self._extending: set[tuple[OxiaSession, int]] = set()
 
     async def open(self, begin: BeginSession) -> OxiaSession:
-        """A new session.  Raises `MetadataError`, `InvalidMetadataRequest`."""
+        """A new session, made on every shard.  Raises `MetadataError`, `InvalidMetadataRequest`."""
         if begin.timeout_ms < bounds.OXIA_SESSION_TIMEOUT_MIN_MS:
             raise InvalidMetadataRequest(
                 f"Oxia refuses a session timeout of {begin.timeout_ms} ms: "
@@ -214,7 +215,7 @@ class OxiaSessions:
         writer = self._writers.get(shard_id)
         if writer is None:
             raise MetadataError(f"Oxia's shard {shard_id} is gone: open the session again.")
-        return await writer.alone("the opening of a session", make)
+        return await writer.call_alone("the opening of a session", make)
 
     async def _end_on(self, shard_id: int, session_id: int) -> None:
         async def end(peer: Peer, timeout_s: float) -> None:
@@ -224,7 +225,7 @@ class OxiaSessions:
         if writer is None:
             return
         with suppress(SessionGone):
-            await writer.alone("the end of a session", end)
+            await writer.call_alone("the end of a session", end)
 
     async def _extend(self, session: OxiaSession, shard_id: int) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -244,12 +245,12 @@ class OxiaSessions:
 
 
 def _abandon(making: "asyncio.Task[OxiaSession]") -> None:
-    """Whoever wanted the session is gone."""
+    """End a session whose caller was cancelled."""
     if not making.cancelled() and making.exception() is None:
         making.result().end()
 
 
-def _look_at_end(ending: "asyncio.Task[None]") -> None:
-    """Servers end it by themselves if this failed."""
+def _log_failed_end(ending: "asyncio.Task[None]") -> None:
+    # Servers end the session by themselves then, after its timeout.
     if not ending.cancelled() and (error := ending.exception()) is not None:
         _log.warning("oxia_session_end_failed", error=str(error))

@@ -1,12 +1,4 @@
-"""Reads of one shard.
-
-Rules:
-- Reads by key that come together become one request; one request is on its way at a time, so what
-  they tell of a key never goes back in time.
-- Ranges have calls of their own, each of them one moment of the shard.
-- A record that cannot be understood fails its own read, any other defect those of its request.
-- Bounds are always sent: an empty upper one means all in one kind of range and nothing in another.
-"""
+"""Reads of one shard."""
 
 import asyncio
 from collections import deque
@@ -18,24 +10,31 @@ from storage.metadata.keys import KeyFamilies, children_range
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.connection import CallFailed, Peer
 from storage.metadata.oxia.errors import Action, Failure, closed, defect
-from storage.metadata.oxia.index_hits import Enough, IndexRange, is_enough
+from storage.metadata.oxia.index_hits import HitLimit, IndexRange, is_enough
 from storage.metadata.oxia.loops import Loop, log_defect
-from storage.metadata.oxia.records import Found, escape_index_key
-from storage.metadata.oxia.settling import found_answer, found_records
+from storage.metadata.oxia.lost_writes import found_answer, found_records
+from storage.metadata.oxia.records import ShardRecord, escape_index_key
 from storage.metadata.oxia.shards import Shards
 from storage.metadata.store import MetadataError
 
 
 class WaitingRead(NamedTuple):
-    """A key, who waits for its record, and until when."""
+    """A key, the future of its record, and the deadline in the loop's time."""
 
     key: str
-    done: "asyncio.Future[Found | None]"
+    done: "asyncio.Future[ShardRecord | None]"
     deadline: float
 
 
 class ShardReader:
-    """Reads of one shard, gathered into batches. Made on the running loop."""
+    """Reads of one shard.  Made on the running loop.
+
+    Reads by key that come together become one request.  Each range is a call of its own, as of one
+    moment of the shard.
+    """
+
+    # One request by key is on its way at a time, so that its records are never older than those of
+    # an earlier one.
 
     def __init__(self, shard_id: int, shards: Shards, families: KeyFamilies) -> None:
         self.shard_id = shard_id
@@ -46,11 +45,11 @@ class ShardReader:
         self._wake = asyncio.Event()
         self._closed = False
         name = f"oxia-reader-{shard_id}"
-        self._reading = Loop(name, self._read, shards.backoff(), self._broken)
+        self._read_loop = Loop(name, self._read, shards.backoff(), self._broken)
 
-    def get(self, key: str) -> "asyncio.Future[Found | None]":
+    def get(self, key: str) -> "asyncio.Future[ShardRecord | None]":
         """The record of a key on this shard."""
-        done: asyncio.Future[Found | None] = self._loop.create_future()
+        done: asyncio.Future[ShardRecord | None] = self._loop.create_future()
         if self._closed or len(self._waiting) >= bounds.METADATA_QUEUE_OPERATIONS:
             done.set_exception(
                 MetadataError(
@@ -65,10 +64,10 @@ class ShardReader:
         self._wake.set()
         return done
 
-    async def scan(self, lo: str, hi: str) -> list[Found]:
+    async def scan(self, lo: str, hi: str) -> list[ShardRecord]:
         """Records with lo <= key < hi, of one level."""
 
-        async def attempt(peer: Peer, timeout_s: float) -> list[Found]:
+        async def attempt(peer: Peer, timeout_s: float) -> list[ShardRecord]:
             scanned = await peer.range_scan(self.shard_id, lo, hi, None, timeout_s)
             records = found_records(
                 [each.key for each in scanned], scanned, self.shard_id, self._families
@@ -86,17 +85,17 @@ class ShardReader:
 
         return await self._shards.call(self.shard_id, f"a listing of {key!r}", attempt)
 
-    async def scan_index(self, asked: IndexRange, bound: Enough) -> list[Found]:
-        """Records with an entry in the range when it was looked up, each once.
+    async def scan_index(self, asked: IndexRange, bound: HitLimit) -> list[ShardRecord]:
+        """Records that had an entry in the range, each once; at least the first within the bound.
 
-        They are as they were a moment later: the caller looks whether they are still in it.  At
-        least those of the first hits within the bound.
+        Servers find the entry first and read the record later: the caller checks whether it is
+        still in the range.
         """
         bound_lo, bound_hi = escape_index_key(asked.lo), escape_index_key(asked.hi)
         if bound_lo >= bound_hi:
             return []
 
-        def found_in(scanned: Sequence[pb.GetResponse]) -> list[Found]:
+        def found_in(scanned: Sequence[pb.GetResponse]) -> list[ShardRecord]:
             keys = [each.key for each in scanned]
             records = found_records(keys, scanned, self.shard_id, self._families)
             return [each for each in records if each is not None]
@@ -105,7 +104,7 @@ class ShardReader:
             last = scanned[-1:]
             return bound.is_any and is_enough(bound, found_in(scanned), found_in(last), asked)
 
-        async def attempt(peer: Peer, timeout_s: float) -> list[Found]:
+        async def attempt(peer: Peer, timeout_s: float) -> list[ShardRecord]:
             scanned = await peer.range_scan(
                 self.shard_id, bound_lo, bound_hi, asked.index, timeout_s, enough
             )
@@ -114,16 +113,16 @@ class ShardReader:
         return await self._shards.call(self.shard_id, f"a scan of index {asked.index!r}", attempt)
 
     async def close(self) -> None:
-        """Fail what waits."""
+        """Stop; waiting reads fail."""
         self._closed = True
         try:
-            await self._reading.stop()
+            await self._read_loop.stop()
         finally:
             while self._waiting:
                 self._fail(self._take(), closed())
 
     def _broken(self, _defect: BaseException) -> None:
-        """Nothing to put in order: what waits is read when the loop begins again."""
+        """Do nothing: waiting keys are read when the loop begins again."""
 
     async def _read(self) -> None:
         while True:
@@ -155,7 +154,7 @@ class ShardReader:
         for read, answer in zip(batch, answers, strict=True):
             try:
                 record = found_answer(read.key, answer, self.shard_id, self._families)
-            except Exception as error:  # noqa: BLE001 - a defect, or what others put
+            except Exception as error:  # noqa: BLE001 - a defect, or a record that others put
                 self._broke((read,), error)
                 continue
             if not read.done.done():

@@ -1,8 +1,4 @@
-"""Writer, reader and notifications of every shard, as the map of shards has them.
-
-A shard that is new gets its three, and is a gap until its place is known; what was queued for one
-that is gone is routed anew, and is a gap too.
-"""
+"""Writer, reader and notifications of every shard in the map of shards."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +10,8 @@ from magnetar.background_tasks import BackgroundTasks
 from storage.metadata.keys import KeyFamilies
 from storage.metadata.oxia.errors import defect, shard_gone
 from storage.metadata.oxia.loops import log_defect
+from storage.metadata.oxia.lost_writes import Answers
 from storage.metadata.oxia.notifications import NotificationFollower, NotificationListener
-from storage.metadata.oxia.settling import Answers
 from storage.metadata.oxia.shard_reader import ShardReader
 from storage.metadata.oxia.shard_writer import ShardWriter
 from storage.metadata.oxia.shards import Shards
@@ -27,7 +23,11 @@ Part = NotificationFollower | ShardWriter | ShardReader
 
 
 class ShardSet:
-    """The writer, reader and notifications of every shard.  `start` once the map is known."""
+    """The writer, reader and notifications of every shard.  `start` once the map is known.
+
+    A new shard is a gap of notifications until its position is known.  A shard that leaves the map
+    is a gap too, and its queued writes are routed again.
+    """
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class ShardSet:
 
     @property
     def families(self) -> KeyFamilies:
-        """What explains records of others."""
+        """The key families, for records that other programs put."""
         return self._answers.families
 
     async def start(self) -> None:
-        """Return when every shard tells its changes.  Raises `MetadataError`."""
+        """Return when every shard sends its notifications.  Raises `MetadataError`."""
         for shard_id in self.shards.table.ids:
             self._add(shard_id)
-        await asyncio.gather(*(each.placed() for each in self._followers.values()))
+        await asyncio.gather(*(each.wait_positioned() for each in self._followers.values()))
 
     def shards_changed(self) -> None:
-        """The map is another one."""
+        """Take the shards and leaders of a new map."""
         present = set(self.shards.table.ids)
         for shard_id in present - self.writers.keys():
             self._add(shard_id, late=True)
@@ -65,8 +65,8 @@ class ShardSet:
             self._drop(shard_id)
         for shard_id in present:
             leader = self.shards.table.leader(shard_id)
-            self.writers[shard_id].led_by(leader)
-            self._followers[shard_id].led_by(leader)
+            self.writers[shard_id].set_leader(leader)
+            self._followers[shard_id].set_leader(leader)
 
     def reader(self, shard_id: int) -> ShardReader:
         """The reader of a shard.  Raises `ShardGone`."""
@@ -76,11 +76,11 @@ class ShardSet:
         return found
 
     async def flush(self) -> None:
-        """Return when every queued write is done, one way or the other."""
+        """Return when every queued write has an outcome."""
         await asyncio.gather(*(writer.flush() for writer in self.writers.values()))
 
     async def close(self) -> None:
-        """End all of them, those of shards that are gone included."""
+        """Close all parts, those of shards that are gone included."""
         parts: list[Part] = [*self._followers.values(), *self.writers.values()]
         try:
             await self._close(*parts, *self.readers.values())
@@ -95,7 +95,7 @@ class ShardSet:
         )
 
     def _drop(self, shard_id: int) -> None:
-        """From here on nobody finds its parts; they are closed by themselves."""
+        """Remove a shard, close its parts in the background, and route its writes again."""
         _log.info("oxia_shard_gone", shard=shard_id)
         writer = self.writers.pop(shard_id)
         reader = self.readers.pop(shard_id)
@@ -104,13 +104,13 @@ class ShardSet:
         for write in writer.take_queued():
             try:
                 self._route_again(write)
-            except Exception as error:  # noqa: BLE001 - a defect; nobody else ends this write
+            except Exception as error:  # noqa: BLE001 - a defect; nothing else ends this write
                 log_defect("the routing of a write", error)
                 write.complete(defect(write.what, error))
         self._listener.gap(shard_id)
 
     async def _close(self, *parts: Part) -> None:
-        """Each of them, in order, even if one fails or this is cancelled."""
+        """Close each part, in order, even if one fails or this is cancelled."""
         async with AsyncExitStack() as ends:
             for part in reversed(parts):
                 ends.push_async_callback(part.close)

@@ -1,28 +1,4 @@
-"""All writes of this process to one shard, on one stream.
-
-Rules:
-- A server of release 0.14.0 breaks a shard that two write to at once.  So there is one stream, and
-  calls that write on their own (a session begins or ends) get the shard for themselves: they wait
-  in the same queue until nothing is in flight, and nothing is sent until they are done.
-- What waits while two requests are in flight is the next request; nothing waits for company.
-- Answers come in the order of requests.
-- A new stream begins with a put of ours, whose answer proves that the leader is one.  When the map
-  names another leader, the stream is left and a new one is begun there, be it for this proof alone.
-- When a stream ends, what was in flight is settled on the next one by reading, before anything
-  else is sent (`settling.py`); what was queued stays queued.
-- A write that was not sent, or whose stream ended, waits until its deadline at most.  One that was
-  sent waits for its answer as long as its request, up to OXIA_ATTEMPT_TIMEOUT_S more; and one that
-  failed a condition when it was sent again has another OXIA_REQUEST_TIMEOUT_S to be looked at.
-- A defect of ours ends the stream like a broken connection: what was in flight is settled.
-- The put that begins a stream comes before a session that waits in the queue, also before the first
-  one of this process.  That is safe with release 0.14.0 too: when it is acknowledged it is in the
-  log and applied, and only then are sessions begun, so the two are never under way at once.  It has
-  no session, condition or content, so nothing of it has to be undone if no session comes about; and
-  where somebody else writes, the beginning of a session would do the same harm.  Records and
-  sessions keep the order in which they were asked for.
-
-States: see `_MOVES`.
-"""
+"""All writes of this process to one shard, on one stream."""
 
 import asyncio
 import enum
@@ -47,25 +23,25 @@ from storage.metadata.oxia.errors import (
     refused,
 )
 from storage.metadata.oxia.loops import Loop, log_defect
+from storage.metadata.oxia.lost_writes import Answers, LostWriteResolver
 from storage.metadata.oxia.records import PROOF
-from storage.metadata.oxia.settling import Answers, Settling
 from storage.metadata.oxia.shards import Shards
-from storage.metadata.oxia.writes import Turn, Write, proof_of_leader
+from storage.metadata.oxia.writes import ExclusiveCall, Write, proof_of_leader
 from storage.metadata.store import MetadataError
 
 T = TypeVar("T")
 
 _SWEEP_S = 0.5
-"""How often deadlines are looked at."""
+"""Interval at which deadlines are checked."""
 _ENDED = Failure(Action.RETRY, "UNAVAILABLE", "the stream of writes ended")
 _SILENT = Failure(Action.RETRY, "DEADLINE_EXCEEDED", "the stream of writes does not answer")
 
 
 class WriterState(enum.Enum):
-    """What a writer is at."""
+    """The state of a writer."""
 
-    IDLE = "nothing was to be written yet"
-    OPENING = "a stream is opened and what was lost is settled"
+    IDLE = "nothing was written yet"
+    OPENING = "a stream is opened and lost writes are settled"
     STREAMING = "requests go out and answers come in"
     BROKEN = "the stream ended; the next attempt is after a pause"
     CLOSED = "for good"
@@ -84,73 +60,90 @@ _MOVES: StateTable[WriterState] = StateTable(
 
 
 class ShardWriter:
-    """Writes of this process to one shard, in order on one stream. Made on the running loop."""
+    """Writes of this process to one shard, in order on one stream.  Made on the running loop.
+
+    Two requests are in flight at most; writes that queue meanwhile are the next one.  When a stream
+    ends, its writes are settled by reads on the next stream (`LostWriteResolver`) before anything
+    else is sent; queued writes stay queued.  Its states and moves are in `_MOVES`.
+
+    A write that was not sent, or whose stream ended, waits until its deadline at most.  A write
+    that was sent waits for its answer up to OXIA_ATTEMPT_TIMEOUT_S more; and if it was sent again
+    and failed a condition, up to another OXIA_REQUEST_TIMEOUT_S for the read of its record.
+    """
+
+    # A server of release 0.14.0 breaks a shard that two write to at once.  So there is one stream,
+    # and a call that writes on its own (a session begins or ends) waits in the same queue until
+    # nothing is in flight; nothing is sent until it is done.
 
     def __init__(self, shard_id: int, shards: Shards, answers: Answers) -> None:
         self.shard_id = shard_id
         self.state = WriterState.IDLE
         self._shards = shards
         self._answers = answers
-        self._settling = Settling(shard_id, answers)
+        self._settling = LostWriteResolver(shard_id, answers)
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Write | Turn] = deque()
+        self._queue: deque[Write | ExclusiveCall] = deque()
         self._in_flight: deque[Batch] = deque()
         self._lost: list[Write] = []
         self._doubtful: list[Write] = []
         self._highest = -1
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._turn: Turn | None = None
+        self._exclusive: ExclusiveCall | None = None
         self._stream: WriteStream | None = None
         self._leader: str | None = None
         self._failure: Failure | None = None
-        self._sweep = self._loop.call_later(_SWEEP_S, self._look_at_deadlines)
-        self._running = Loop(f"oxia-writer-{shard_id}", self._run, shards.backoff(), self._broken)
+        self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
+        self._write_loop = Loop(
+            f"oxia-writer-{shard_id}", self._run, shards.backoff(), self._broken
+        )
 
     def submit(self, write: Write) -> None:
-        """Queue a write whose request is made."""
+        """Queue a write that has its request."""
         if self.state is WriterState.CLOSED:
             write.complete(closed())
             return
         self._queue.append(write)
         self._wake.set()
 
-    async def alone(
+    async def call_alone(
         self, what: str, call: Callable[[Peer, float], Coroutine[object, object, T]]
     ) -> T:
-        """What `call(leader, timeout_s)` returns, made while nothing of ours is in flight.
+        """Make a call while no write of this process is in flight, and return its result.
 
-        Tried again until its time is up.  Raises `MetadataError`, `SessionGone`.
+        `call(leader, timeout_s)` is tried again until its time is up.  `what` names it in errors.
+        Raises `MetadataError`, `SessionGone`.
         """
 
         async def attempt(_peer: Peer, timeout_s: float) -> T:
             done: asyncio.Future[object] = self._loop.create_future()
 
-            async def turn(peer: Peer) -> object:
+            async def call_leader(peer: Peer) -> object:
                 return await call(peer, bounds.OXIA_ATTEMPT_TIMEOUT_S)
 
             if self.state is WriterState.CLOSED:
                 raise closed()
-            self._queue.append(Turn(turn, done, self._loop.time() + timeout_s))
+            self._queue.append(ExclusiveCall(call_leader, done, self._loop.time() + timeout_s))
             self._wake.set()
             return cast(T, await done)
 
         return await self._shards.call(self.shard_id, what, attempt)
 
-    def led_by(self, leader: str | None) -> None:
-        """The map names this leader."""
+    def set_leader(self, leader: str | None) -> None:
+        """Leave the stream if the map names another leader."""
+        # A new stream begins at once, if only to prove that leader (`_run`).
         if self._stream is not None and leader is not None and leader != self._leader:
             self._stream.cancel()
         self._wake.set()
 
     async def prove(self) -> None:
-        """Return when a put of ours was acknowledged that was sent after this call."""
+        """Return when a put that was sent after this call is acknowledged."""
         proof = proof_of_leader(self._loop)
         self.submit(proof)
         await proof.done
 
     def unsettled(self, level: str | None = None) -> list["asyncio.Future[object]"]:
-        """Who still waits for writes: of one level, or all."""
+        """The futures of writes without an outcome: on one level, or all."""
         writes = [write for write in self._queue if isinstance(write, Write)]
         writes += [write for batch in self._in_flight for write in batch.writes]
         writes += self._lost
@@ -162,26 +155,26 @@ class ShardWriter:
         ]
 
     def take_queued(self) -> list[Write]:
-        """What was not sent yet: it is the caller's now."""
+        """Hand the writes that were not sent yet to the caller."""
         writes = [item for item in self._queue if isinstance(item, Write) and item.key != PROOF]
         for item in self._queue:
-            if isinstance(item, Turn) or item.key == PROOF:
+            if isinstance(item, ExclusiveCall) or item.key == PROOF:
                 self._fail(item, closed())
         self._queue.clear()
         return writes
 
     async def flush(self) -> None:
-        """Return when everything queued is done, one way or the other."""
-        while self._queue or self._in_flight or self._lost or self._doubtful or self._turn:
+        """Return when every queued write and call has an outcome."""
+        while self._queue or self._in_flight or self._lost or self._doubtful or self._exclusive:
             self._settled.clear()
             await self._settled.wait()
 
     async def close(self) -> None:
-        """End the stream; what is still queued fails."""
+        """End the stream; queued writes fail."""
         self._move(WriterState.CLOSED)
         self._sweep.cancel()
         try:
-            await self._running.stop()
+            await self._write_loop.stop()
         finally:
             self._lose_in_flight()
             for write in self._lost + self._doubtful:
@@ -202,7 +195,7 @@ class ShardWriter:
             self._move(WriterState.OPENING)
             failure = _ENDED
             try:
-                await self._serve(self._shards.named(self.shard_id))
+                await self._serve(self._shards.named_leader(self.shard_id))
             except CallFailed as error:
                 failure = error.failure
             if self.state is WriterState.STREAMING:
@@ -215,11 +208,12 @@ class ShardWriter:
             await self._shards.pause(failure, backoff.pause_s())
 
     def _broken(self, error: BaseException) -> None:
+        # As with a broken connection, the writes in flight are settled.
         text = f"a defect of this client: {error!r}"
         self._break_off(Failure(Action.RETRY, "INTERNAL", text))
 
     def _break_off(self, failure: Failure) -> None:
-        """The stream has ended."""
+        """Take in that the stream has ended."""
         if self.state in (WriterState.OPENING, WriterState.STREAMING):
             self._move(WriterState.BROKEN)
         self._failure = failure
@@ -259,7 +253,14 @@ class ShardWriter:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _prove(self, stream: WriteStream) -> int:
-        """Put something and wait for its answer, before anything else is sent."""
+        """Put something and wait for its answer, before anything else is sent.
+
+        The answer proves that the server leads the shard; returns the version id of the put.
+        """
+        # The put comes before a session that waits in the queue.  That is safe with release 0.14.0
+        # too: an acknowledged put is in the log and applied, so the two are never under way at
+        # once.  It has no session, condition or content, so there is nothing to undo if no session
+        # follows; and where another process writes, opening a session would do the same harm.
         request = pb.WriteRequest(shard=self.shard_id, puts=[pb.PutRequest(key=PROOF)])
         with call_failures():
             async with asyncio.timeout(bounds.OXIA_ATTEMPT_TIMEOUT_S):
@@ -275,11 +276,11 @@ class ShardWriter:
             self._wake.clear()
             while queue and len(in_flight) < bounds.OXIA_REQUESTS_IN_FLIGHT:
                 head = queue[0]
-                if isinstance(head, Turn):
+                if isinstance(head, ExclusiveCall):
                     if in_flight:
                         break
                     queue.popleft()
-                    await self._take_turn(head, peer)
+                    await self._make_exclusive_call(head, peer)
                     continue
                 batch = take_batch(queue)
                 batch.deadline = self._loop.time() + bounds.OXIA_ATTEMPT_TIMEOUT_S
@@ -325,7 +326,7 @@ class ShardWriter:
             self._settled.set()
 
     async def _recheck(self, writes: list[Write]) -> None:
-        """What was sent again has failed a condition: look whether it was its first sending."""
+        """Read the records of writes that were sent again and failed their condition."""
 
         async def attempt(peer: Peer, timeout_s: float) -> None:
             await self._settling.recheck(writes, peer, timeout_s)
@@ -335,7 +336,7 @@ class ShardWriter:
         except MetadataError:
             for write in writes:
                 write.complete(outcome_unknown(write.what))
-        except Exception as error:  # noqa: BLE001 - a defect; nobody else ends these writes
+        except Exception as error:  # noqa: BLE001 - a defect; nothing else ends these writes
             log_defect(f"a look at records of shard {self.shard_id}", error)
             for write in writes:
                 write.complete(defect(write.what, error, sent=True))
@@ -345,30 +346,30 @@ class ShardWriter:
             self._wake.set()
             self._settled.set()
 
-    async def _take_turn(self, turn: Turn, peer: Peer) -> None:
-        self._turn = turn
+    async def _make_exclusive_call(self, exclusive: ExclusiveCall, peer: Peer) -> None:
+        self._exclusive = exclusive
         try:
-            result = await turn.call(peer)
+            result = await exclusive.call(peer)
         except (CallFailed, MetadataError, InternalError) as error:
-            self._fail(turn, error)
+            self._fail(exclusive, error)
         except asyncio.CancelledError:
-            self._fail(turn, CallFailed(_ENDED))
+            self._fail(exclusive, CallFailed(_ENDED))
             raise
         except Exception as error:
-            self._fail(turn, defect("a call about a session", error, sent=True))
+            self._fail(exclusive, defect("a call about a session", error, sent=True))
             raise
         else:
-            if not turn.done.done():
-                turn.done.set_result(result)
+            if not exclusive.done.done():
+                exclusive.done.set_result(result)
         finally:
-            self._turn = None
+            self._exclusive = None
             self._settled.set()
 
     def _lose_in_flight(self) -> None:
-        """A proof means nothing by itself: it is queued again."""
         lost = [write for batch in self._in_flight for write in batch.writes]
         self._in_flight.clear()
         self._lost += [write for write in lost if write.key != PROOF]
+        # A proof has no outcome to settle: it is sent again.
         self._queue.extendleft(write for write in lost if write.key == PROOF)
 
     def _fail_all(self, failure: Failure) -> None:
@@ -380,12 +381,12 @@ class ShardWriter:
             self._fail(self._queue.popleft(), MetadataError(str(error)))
         self._settled.set()
 
-    def _look_at_deadlines(self) -> None:
-        self._sweep = self._loop.call_later(_SWEEP_S, self._look_at_deadlines)
+    def _expire(self) -> None:
+        self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
         now = self._loop.time()
         while self._queue and self._queue[0].deadline <= now:
             item = self._queue.popleft()
-            if isinstance(item, Turn):
+            if isinstance(item, ExclusiveCall):
                 self._fail(item, CallFailed(self._failure or _SILENT))
             else:
                 self._fail(item, out_of_time(item.what, self._failure))
@@ -397,7 +398,7 @@ class ShardWriter:
             self._stream.cancel()
         self._settled.set()
 
-    def _fail(self, item: Write | Turn, error: Exception) -> None:
+    def _fail(self, item: Write | ExclusiveCall, error: Exception) -> None:
         if not item.done.done():
             item.done.set_exception(error)
 

@@ -1,19 +1,4 @@
-"""The shards of a namespace, followed live, and calls to whoever leads one.
-
-Rules:
-- The map of shards arrives as a stream from any server and is replaced as a whole.  When the
-  stream ends, breaks or does not begin in time, the next server is asked.  A server that fails or
-  stays silent is logged, once for each reason.  A refusal is told to who opens the store once every
-  server that was configured has been asked.  Whoever did not take a map is told of the next one,
-  be it the same.
-- Maps carry no term, and a server that is cut off goes on telling an old one.  So a leader is not
-  believed because a map names it: the first one of a shard is, any other after it acknowledged a
-  put of ours, which a deposed leader cannot.  Until then nothing is read there and no beat counts,
-  so nothing that was read or acknowledged is undone.  `ShardWriter` puts it.
-- When a leader acknowledges nothing, the next server is asked for the map.
-- A call that fails is tried again, after a pause that doubles, until its time is up.  Then the
-  caller is told what happened last, and what to look at.  A defect of ours is not tried again.
-"""
+"""The shards of a namespace, followed live, and calls to their leaders."""
 
 import asyncio
 import random
@@ -53,10 +38,17 @@ class SessionGone(Exception):
 
 
 class Shards:
-    """Follows the shards of a namespace and their leaders, and calls the right one.
+    """Follows the shards of a namespace and their leaders, and calls the leader of a shard.
 
-    `start` before anything else.
+    The map of shards comes as a stream from any server and is replaced as a whole.  When the stream
+    ends, or a leader acknowledges nothing, the next server is asked.  `start` before anything else.
     """
+
+    # Maps have no term, and a server that is partitioned off goes on sending an old one.  So only
+    # the first leader of a shard is believed at once.  Any other is believed after it acknowledged
+    # a put of this process, which a deposed leader cannot do: `ShardWriter` sends that put.  Until
+    # then nothing is read there and no heartbeat counts, so nothing that was read or acknowledged
+    # is undone.
 
     def __init__(
         self,
@@ -75,8 +67,8 @@ class Shards:
         self._refusal: MetadataError | None = None
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
-        self._untold = False
-        self._following: Loop | None = None
+        self._listeners_behind = False
+        self._map_loop: Loop | None = None
         self._reported: set[str] = set()
 
     @property
@@ -88,7 +80,7 @@ class Shards:
 
     async def start(self) -> None:
         """Return when the map is known.  Raises `MetadataError`."""
-        self._following = Loop("oxia-shards", self._follow, self.backoff(), self._broken)
+        self._map_loop = Loop("oxia-shards", self._follow, self.backoff(), self._broken)
         try:
             async with asyncio.timeout(bounds.OXIA_REQUEST_TIMEOUT_S):
                 while self._table is None and self._refusal is None:
@@ -102,28 +94,28 @@ class Shards:
             raise self._refusal
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the map is another one."""
+        """Call `listener` whenever the map has changed."""
         self._listeners.append(listener)
 
     async def close(self) -> None:
         """Stop following."""
-        if self._following is not None:
-            await self._following.stop()
+        if self._map_loop is not None:
+            await self._map_loop.stop()
 
     def backoff(self) -> Backoff:
         """Pauses of a new series of attempts."""
-        # Some luck, so that clients do not come together.
+        # Some luck, so that clients do not try at the same time.
         luck = partial(self._rng.uniform, 0.8, 1.2)
         return Backoff(bounds.OXIA_BACKOFF_MIN_S, bounds.OXIA_BACKOFF_MAX_S, luck)
 
     def peer(self, shard_id: int) -> Peer:
-        """Who leads a shard.  Raises `CallFailed` if nobody does now, or it is not proven."""
+        """The leader of a shard.  Raises `CallFailed` if there is none, or it is not proven."""
         if self.must_prove(shard_id):
             raise CallFailed(UNPROVEN)
-        return self.named(shard_id)
+        return self.named_leader(shard_id)
 
-    def named(self, shard_id: int) -> Peer:
-        """Who leads a shard by the newest map, proven or not.  Raises `CallFailed`."""
+    def named_leader(self, shard_id: int) -> Peer:
+        """The leader that the newest map names, proven or not.  Raises `CallFailed`."""
         leader = self.table.leader(shard_id)
         if leader is None:
             raise CallFailed(NO_LEADER)
@@ -135,13 +127,13 @@ class Shards:
         return leader is not None and self._believed.get(shard_id) != leader
 
     def proven(self, shard_id: int, leader: str) -> None:
-        """It has acknowledged a put of ours, later than any other leader of the shard."""
+        """Believe a leader: it has acknowledged a put, later than any other leader of the shard."""
         if self._believed.get(shard_id) != leader:
             self._believed[shard_id] = leader
-            self._tell()
+            self._wake_waiting()
 
     def doubt(self) -> None:
-        """A leader acknowledges nothing: ask another server for the map, if there is one."""
+        """Ask another server for the map, if there is one, as a leader acknowledges nothing."""
         if len(set(self._guides())) > 1:
             self._doubted.set()
 
@@ -152,9 +144,11 @@ class Shards:
         attempt: Callable[[Peer, float], Awaitable[T]],
         deadline: float | None = None,
     ) -> T:
-        """What `attempt(leader, timeout_s)` returns, tried until `deadline` (of the loop's time).
+        """Call the leader of a shard and return its answer.
 
-        Raises `MetadataError`, `SessionGone`, and `ShardGone` without waiting.
+        `attempt(leader, timeout_s)` is tried, with pauses that grow, until `deadline` (of the
+        loop's time).  `what` names the call in errors.  Raises `MetadataError` with the last
+        failure, `SessionGone`, and `ShardGone` without waiting.
         """
         loop = asyncio.get_running_loop()
         if deadline is None:
@@ -214,7 +208,7 @@ class Shards:
                 self._refuse(error)
             except CallFailed as error:
                 self._report_unreached(address, error.failure.text)
-                # Another one may know the name that it is called by, or our token.
+                # Another server may know the name that it is called by, or the token.
                 if error.failure.action is Action.TELL_OPERATOR and turn >= len(self._servers):
                     self._refuse(refused(error.failure, "the map of shards"))
             except TimeoutError:
@@ -222,14 +216,14 @@ class Shards:
             await asyncio.sleep(max(backoff.pause_s(), _ASK_AGAIN_S))
 
     def _guides(self) -> list[str]:
-        """Whom to ask for the map, in turn."""
+        """Addresses of servers to ask for the map, in turn."""
         leaders = () if self._table is None else (each.leader for each in self._table.shards)
         return [*self._servers, *filter(None, leaders), *self._believed.values()]
 
     async def _follow_at(self, address: str, backoff: Backoff) -> None:
-        """Take the maps that a server tells, until it ends or is doubted.
+        """Take the maps that a server sends, until the stream ends or its leaders are doubted.
 
-        Raises also TimeoutError.
+        Raises also `TimeoutError`, if no map comes in time.
         """
         guide = await self._connections.guide(address)
         maps = guide.assignments()
@@ -245,7 +239,7 @@ class Shards:
     async def _next_map(
         self, maps: AsyncIterator[pb.ShardAssignments]
     ) -> pb.ShardAssignments | None:
-        """What the server tells next; None: it ended, or is doubted."""
+        """The next map of the server; None if the stream ended or its leaders are doubted."""
         following = asyncio.ensure_future(anext(maps, None))
         doubted = asyncio.ensure_future(self._doubted.wait())
         try:
@@ -261,7 +255,7 @@ class Shards:
             _log.warning("oxia_server_not_reached", server=server, error=why)
 
     def _first_time(self, text: str) -> bool:
-        """Remember a text; whether it is a new one."""
+        """Remember a text; True if it is a new one."""
         if text in self._reported:
             return False
         if len(self._reported) >= 100:
@@ -271,7 +265,8 @@ class Shards:
 
     def _take(self, table: ShardTable) -> None:
         known = self._table is not None and self._table.shards == table.shards
-        if known and not self._untold:
+        # If a listener failed on the last map, listeners get this one even if it is the same.
+        if known and not self._listeners_behind:
             return
         self._table = table
         self._refusal = None
@@ -281,23 +276,23 @@ class Shards:
         }
         self._believed = leaders | believed
         _log.info("oxia_shards", shards=table.ids)
-        self._tell()
-        self._untold = True
+        self._wake_waiting()
+        self._listeners_behind = True
         for listener in self._listeners:
             listener()
-        self._untold = False
+        self._listeners_behind = False
 
     def _broken(self, _defect: BaseException) -> None:
-        """Nothing to put in order: the next map is told to those who did not take this one."""
+        """Do nothing: listeners that did not take this map get the next one."""
 
     def _refuse(self, error: MetadataError) -> None:
         self._refusal = error
-        self._tell()
+        self._wake_waiting()
 
     async def _drop_unused(self) -> None:
         await self._connections.keep_only(shard.leader for shard in self.table.shards)
 
-    def _tell(self) -> None:
+    def _wake_waiting(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -1,13 +1,4 @@
-"""The metadata store on an Oxia cluster.
-
-Rules:
-- Every record is read, written and deleted on the shard of its partition key, or of its key.
-- What is issued together is sent together, in order for each shard; writes to different shards take
-  effect in any order, but no scan of this store sees that (`moments.py`).
-- A read that finds nothing looks at the other shards before it says so: a record of another
-  partition is a mistake of the caller.  So is a put on a record that this process saw elsewhere.
-- Only one process may write to servers before release 0.14.4; see `shard_writer.py`.
-"""
+"""The metadata store on an Oxia cluster."""
 
 import asyncio
 import random
@@ -20,31 +11,31 @@ from magnetar.background_tasks import BackgroundTasks
 from storage.clock import Clock
 from storage.metadata import operations
 from storage.metadata.access import StoreAccess
-from storage.metadata.checked import CheckedStore
+from storage.metadata.checked_store import CheckedStore
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import KeyFamilies, children_range, level_of, name_of
 from storage.metadata.operations import Delete, Put
 from storage.metadata.oxia.address import OxiaAddress, parse_address
 from storage.metadata.oxia.connection import Connections
-from storage.metadata.oxia.index_hits import Enough, IndexRange, hits
-from storage.metadata.oxia.issuing import Issuing, Sequences
-from storage.metadata.oxia.moments import Moment
+from storage.metadata.oxia.index_hits import HitLimit, IndexRange, hits
+from storage.metadata.oxia.lost_writes import Answers, session_lost, version_conflict
 from storage.metadata.oxia.partitions import PartitionHints
 from storage.metadata.oxia.records import (
     OWN_PREFIX,
     PROOF,
     SEQUENCES,
-    Found,
     Note,
+    ShardRecord,
     delete_request,
     put_request,
 )
 from storage.metadata.oxia.routing import version_id_of
+from storage.metadata.oxia.scan_overlay import ScanOverlay
 from storage.metadata.oxia.sessions import OxiaSession, OxiaSessions
-from storage.metadata.oxia.settling import Answers, session_lost, version_conflict
 from storage.metadata.oxia.shard_set import ShardSet
 from storage.metadata.oxia.shards import Shards
-from storage.metadata.oxia.watching import Watching
+from storage.metadata.oxia.watch_router import WatchRouter
+from storage.metadata.oxia.write_issuer import Sequences, WriteIssuer
 from storage.metadata.oxia.writes import Write, WriteOperation
 from storage.metadata.store import (
     ABSENT,
@@ -62,7 +53,13 @@ from storage.metadata.store import (
 
 
 class OxiaMetadataStore(CheckedStore[OxiaSession]):
-    """`MetadataStore` on an Oxia cluster. Made by `open`."""
+    """`MetadataStore` on an Oxia cluster.  Made by `open`.
+
+    A record is on the shard of its partition key, or of its key.  Writes issued together are sent
+    together, in order for each shard.  Writes to different shards take effect in any order, but no
+    scan of this store shows that (`scan_overlay.py`).  Only one process may write to servers before
+    release 0.14.4 (`shard_writer.py`).
+    """
 
     def __init__(
         self,
@@ -73,7 +70,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         families: KeyFamilies,
         address: OxiaAddress,
     ) -> None:
-        """Take a map of shards that is known; use `open`."""
+        """Use `open`.  The map of `shards` has to be known."""
         super().__init__(clock)
         self.address = address
         self._shards = shards
@@ -85,12 +82,12 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._outstanding_bytes = 0
         self._hints = PartitionHints()
         self._sequences = Sequences()
-        self._moments: set[Moment] = set()
-        self._watching = Watching(self._read_at, self._sequence_changed)
-        self._hub = self._watching
-        self._set = ShardSet(shards, Answers(self, families), self._watching, self._route_again)
+        self._scan_overlays: set[ScanOverlay] = set()
+        self._watch_router = WatchRouter(self._read_at, self._sequence_changed)
+        self._hub = self._watch_router
+        self._set = ShardSet(shards, Answers(self, families), self._watch_router, self._route_again)
         self._sessions = OxiaSessions(shards, self._set.writers)
-        self._issuing = Issuing(self, self._sequences, self._hints)
+        self._issuer = WriteIssuer(self, self._sequences, self._hints)
         self._tasks = BackgroundTasks()
 
     @classmethod
@@ -102,7 +99,9 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         access: StoreAccess | None = None,
         families: KeyFamilies | None = None,
     ) -> "OxiaMetadataStore":
-        """Connect to a cluster.  `families` explain records that other programs put.
+        """Connect to a cluster.
+
+        `families` give the partitions and index keys of records that other programs put.
 
         Raises `MetadataError`, `InvalidOxiaAddress`, `UnusableAccessFile`.
         """
@@ -141,17 +140,18 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._check_keys(keys, partition)
         table = self._shards.table
         places = [(table.shard_of(key, partition), key) for key in keys]
-        since = self._watching.told()
+        since = self._watch_router.change_count()
         found = await asyncio.gather(*(self._read_at(*place) for place in places))
         missing: list[tuple[int, str]] = []
         for place, record in zip(places, found, strict=True):
             if record is None:
-                self._watching.missing(*place, since)
+                self._watch_router.missing(*place, since)
                 missing.append(place)
             else:
-                self._saw(record)
+                self._note_read(record)
                 check_partition_of(record.record.key, record.record.partition, partition)
-        await self._look_elsewhere(missing, partition)
+        # A record of another partition is a mistake of the caller, not an absent record.
+        await self._check_other_shards(missing, partition)
         return [None if each is None else each.record for each in found]
 
     async def children(self, key: str) -> list[str]:
@@ -168,7 +168,8 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
     ) -> list[Record]:
         """See `MetadataStore.scan`.
 
-        As of one moment of this process's writes; across shards not of those of others.
+        Across shards, the result is as of one moment of this process's writes, not of those of
+        other processes.
         """
         self._check_open()
         operations.check_scan(lo, hi)
@@ -180,7 +181,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         shard_id = self._shards.table.shard_of(lo, partition)
         scanned = await self._scan_shard(shard_id, lo, hi, fresh)
         for found in scanned:
-            self._watching.observe_scanned(found)
+            self._watch_router.observe_scanned(found)
             check_partition_of(found.record.key, found.record.partition, partition)
         await self._check_hints(lo, hi, partition)
         return [found.record for found in scanned]
@@ -204,11 +205,11 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         shard_ids = table.ids if partition is None else (table.shard_of("", partition),)
         if fresh:
             await self._prove(shard_ids)
-        enough = Enough(limit, max_bytes) if partition is None else Enough()
+        enough = HitLimit(limit, max_bytes) if partition is None else HitLimit()
         asked = IndexRange(index, lo, hi)
         found = await self._scan_index_on(shard_ids, asked, enough)
         for each in found:
-            self._watching.observe_scanned(each)
+            self._watch_router.observe_scanned(each)
         return first_hits(hits(found, asked, partition), limit, max_bytes)
 
     # Writes
@@ -220,7 +221,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         removed = await super().delete(key, partition=partition, expect=expect)
         if not removed:
             shard_id = self._shards.table.shard_of(key, partition)
-            await self._look_elsewhere([(shard_id, key)], partition)
+            await self._check_other_shards([(shard_id, key)], partition)
         return removed
 
     async def server_time_ms(self) -> int | None:
@@ -245,7 +246,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             return
         self._closed = True
         try:
-            await self._issuing.flush()
+            await self._issuer.flush()
             await self._sessions.close()
             async with asyncio.timeout(bounds.OXIA_REQUEST_TIMEOUT_S):
                 await self._set.flush()
@@ -255,17 +256,17 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
                 "unknown, read the records."
             ) from None
         finally:
-            self._watching.close()
+            self._watch_router.close()
             self._tasks.cancel()
             async with AsyncExitStack() as ends:
                 ends.push_async_callback(self._connections.close)
                 ends.push_async_callback(self._shards.close)
                 ends.push_async_callback(self._set.close)
 
-    # What its parts ask of it (see `Shore`, `WriteListener`)
+    # Called by its parts (see `WriteBackend`, `WriteListener`)
 
     def send(self, write: Write) -> None:
-        """Make a write's request and queue it at its shard."""
+        """Make the request of a write and queue it at its shard."""
         operation = write.operation
         shard_id = self._shards.table.shard_of(write.key, write.partition)
         expect = operation.expect if isinstance(operation, Put | Delete) else None
@@ -275,7 +276,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
                 write.complete(version_conflict(write))
                 return
         write.shard_id = shard_id
-        write.removals_seen = self._watching.tick()
+        write.removals_seen = self._watch_router.removal_count()
         error = self._make_request(write)
         if error is not None:
             write.complete(error)
@@ -287,28 +288,28 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._set.writers[shard_id].submit(write)
 
     def unsettled(self, level: str) -> list["asyncio.Future[object]"]:
-        """Who waits for writes on a level."""
+        """The futures of writes on a level that have no outcome yet."""
         return [done for writer in self._set.writers.values() for done in writer.unsettled(level)]
 
-    async def find(self, key: str, partition: str | None) -> Found | None:
+    async def find(self, key: str, partition: str | None) -> ShardRecord | None:
         """Read a record at the shard of its partition."""
         return await self._read_at(self._shards.table.shard_of(key, partition), key)
 
     async def put_marker(self, key: str, value: bytes) -> None:
-        """Create a marker of ours."""
+        """See `WriteBackend.put_marker`."""
         put = Put(key, value, None, ABSENT, None, (), self._clock.now_ms(), len(value))
         await self._new_write(put, None, self.send)
 
-    def stored(self, write: Write, found: Found) -> None:
+    def stored(self, write: Write, found: ShardRecord) -> None:
         """See `WriteListener.stored`."""
-        for moment in self._moments:
-            moment.wrote(found.record.key, found)
-        self._watching.stored(write, found)
+        for overlay in self._scan_overlays:
+            overlay.add(found.record.key, found)
+        self._watch_router.stored(write, found)
 
     def removed(self, write: Write) -> None:
         """See `WriteListener.removed`."""
-        for moment in self._moments:
-            moment.wrote(write.key, None)
+        for overlay in self._scan_overlays:
+            overlay.add(write.key, None)
 
     # Parts
 
@@ -319,7 +320,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         await self._load_sequences()
 
     async def _check_order(self) -> None:
-        """Refuse a namespace whose keys are ordered as plain bytes: levels are no ranges there."""
+        """Refuse a namespace that orders keys as plain bytes: its levels are not ranges."""
         shard_id = self._shards.table.ids[0]
         reader = self._set.reader(shard_id)
         if await reader.get(PROOF) is None:
@@ -331,8 +332,8 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             )
 
     def _route_again(self, write: Write) -> None:
-        """Its shard is gone; a version of it is none of another shard."""
-        write.expected = None
+        """Send a write whose shard is gone to the one that has its key now."""
+        write.expected = None  # version ids are a shard's own
         self.send(write)
 
     def _shards_changed(self) -> None:
@@ -351,7 +352,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
                 f"Oxia is {self._outstanding} operations behind ({self._outstanding_bytes} bytes): "
                 "look at the servers' write latency, try again later."
             )
-        write = self._new_write(operation, owner, self._issuing.issue)
+        write = self._new_write(operation, owner, self._issuer.issue)
         return cast("asyncio.Future[object]", write)
 
     def _new_write(
@@ -370,7 +371,7 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             deadline=self._loop.time() + bounds.OXIA_REQUEST_TIMEOUT_S,
             session=owner,
         )
-        issue(write)  # raises for a defect: nobody would give back what was counted before
+        issue(write)  # it may raise, so the write is counted after it
         self._outstanding += 1
         self._outstanding_bytes += size
         done.add_done_callback(lambda _: self._write_done(size))
@@ -418,20 +419,20 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         return None
 
     def _session_id(self, owner: OxiaSession) -> int:
-        """It has another one on each shard: only that there is one counts."""
+        """Any number: the session has an id of its own on each shard."""
         return 0
 
-    def _read_at(self, shard_id: int, key: str) -> "asyncio.Future[Found | None]":
+    def _read_at(self, shard_id: int, key: str) -> "asyncio.Future[ShardRecord | None]":
         return self._set.reader(shard_id).get(key)
 
-    def _saw(self, found: Found) -> None:
+    def _note_read(self, found: ShardRecord) -> None:
         self._hints.note(found.record.key, found.record.partition)
-        self._watching.observe(found)
+        self._watch_router.observe(found)
 
-    async def _look_elsewhere(
+    async def _check_other_shards(
         self, missing: Sequence[tuple[int, str]], partition: str | None
     ) -> None:
-        """Raises `PartitionMismatch` for a key that is there in another partition."""
+        """Raise `PartitionMismatch` for a key that exists in another partition."""
         shard_ids = self._shards.table.ids
         if not missing or len(shard_ids) == 1:
             return
@@ -447,9 +448,9 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             if each is not None:
                 check_partition_of(each.record.key, each.record.partition, partition)
 
-    async def _scan_all(self, lo: str, hi: str, fresh: bool) -> list[Found]:
-        moment = Moment(lo, hi)
-        self._moments.add(moment)
+    async def _scan_all(self, lo: str, hi: str, fresh: bool) -> list[ShardRecord]:
+        overlay = ScanOverlay(lo, hi)
+        self._scan_overlays.add(overlay)
         try:
             scanned = await asyncio.gather(
                 *(self._scan_shard(each, lo, hi, fresh) for each in self._shards.table.ids)
@@ -458,13 +459,13 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             if before:
                 await asyncio.wait(before)
         finally:
-            self._moments.discard(moment)
-        records = moment.over(found for part in scanned for found in part)
+            self._scan_overlays.discard(overlay)
+        records = overlay.apply(found for part in scanned for found in part)
         for found in records:
-            self._watching.observe_scanned(found)
+            self._watch_router.observe_scanned(found)
         return records
 
-    async def _scan_shard(self, shard_id: int, lo: str, hi: str, fresh: bool) -> list[Found]:
+    async def _scan_shard(self, shard_id: int, lo: str, hi: str, fresh: bool) -> list[ShardRecord]:
         if fresh:
             await self._prove((shard_id,))
         return await self._set.reader(shard_id).scan(lo, hi)
@@ -480,8 +481,8 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
             self._hints.forget(key)
 
     async def _scan_index_on(
-        self, shard_ids: Iterable[int], asked: IndexRange, enough: Enough
-    ) -> list[Found]:
+        self, shard_ids: Iterable[int], asked: IndexRange, enough: HitLimit
+    ) -> list[ShardRecord]:
         found = await asyncio.gather(
             *(self._set.reader(shard_id).scan_index(asked, enough) for shard_id in shard_ids)
         )
@@ -497,14 +498,14 @@ class OxiaMetadataStore(CheckedStore[OxiaSession]):
         self._tasks.start(self._read_sequence(shard_id, key), name="oxia-sequences")
 
     async def _read_sequence(self, shard_id: int, key: str | None) -> None:
-        """A marker that cannot be read now is read before the first put on its sequence."""
+        """Read the marker of a sequence, or all markers."""
         try:
             if key is None:
                 await self._load_sequences()
                 return
             found = await self._read_at(shard_id, key)
         except MetadataError:
-            return
+            return  # it is read before the first put on its sequence
         if found is not None:
             self._sequences.learn(found.record.value)
 

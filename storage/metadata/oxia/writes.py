@@ -1,4 +1,4 @@
-"""One write on its way to a shard, and what came of it."""
+"""One write on its way to a shard, and its outcome."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,7 +8,7 @@ from config import bounds
 from storage.metadata.operations import Delete, Put, SequencePut
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.connection import Peer
-from storage.metadata.oxia.records import PROOF, Found
+from storage.metadata.oxia.records import PROOF, ShardRecord
 from storage.metadata.store import PutResult
 
 WriteOperation = Put | SequencePut | Delete
@@ -30,15 +30,15 @@ class EphemeralOwner(Protocol):
         ...
 
     def end(self) -> None:
-        """A shard says that it has ended."""
+        """Take in that a shard does not know the session any more."""
         ...
 
 
 class Write:
     """One write on its way to a shard.  `key` is the prefix of a sequence put.
 
-    `expected` is the caller's condition as a version id; `request` may carry another one when it
-    is sent again.
+    `expected` is the caller's condition as a version id; `request` may have another one when the
+    write is sent again.  `deadline` is of the loop's time.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Write:
         return f"the {kind} of {self.key!r}"
 
     def complete(self, outcome: Outcome) -> None:
-        """Give the outcome to who still waits."""
+        """Give the outcome to the caller, if it still waits."""
         if self.done.done():
             return
         if isinstance(outcome, Exception):
@@ -99,8 +99,8 @@ class Write:
             self.done.set_result(outcome)
 
 
-class Turn:
-    """A call that writes on its own and needs the shard for itself: see `shard_writer`."""
+class ExclusiveCall:
+    """A call that writes on its own and needs the shard for itself: see `ShardWriter`."""
 
     __slots__ = ("call", "deadline", "done", "size")
 
@@ -117,7 +117,7 @@ class Turn:
 
 
 def proof_of_leader(loop: asyncio.AbstractEventLoop) -> Write:
-    """A put without meaning: who acknowledges it leads the shard."""
+    """A put without content: the server that acknowledges it leads the shard."""
     operation = Put(PROOF, b"", None, None, None, (), 0, len(PROOF))
     deadline = loop.time() + bounds.OXIA_REQUEST_TIMEOUT_S
     write = Write(operation, loop.create_future(), put_id="", deadline=deadline)
@@ -126,12 +126,12 @@ def proof_of_leader(loop: asyncio.AbstractEventLoop) -> Write:
 
 
 class WriteListener(Protocol):
-    """Who hears of acknowledged writes, before their callers do."""
+    """The receiver of acknowledged writes, which gets them before their callers do."""
 
-    def stored(self, write: Write, found: Found) -> None:
-        """A put took effect."""
+    def stored(self, write: Write, found: ShardRecord) -> None:
+        """Take the record of a put that took effect."""
         ...
 
     def removed(self, write: Write) -> None:
-        """A delete took effect."""
+        """Take a delete that took effect."""
         ...

@@ -1,4 +1,4 @@
-"""Where a ZooKeeper is, as Pulsar writes it: `zk:HOST:PORT,HOST:PORT/CHROOT`.  Pure."""
+"""The address of a ZooKeeper, as Pulsar writes it: `zk:HOST:PORT,HOST:PORT/CHROOT`.  Pure."""
 
 import re
 from dataclasses import dataclass

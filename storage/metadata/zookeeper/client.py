@@ -1,26 +1,4 @@
-"""One session with a ZooKeeper: the client library on its threads, answers on the loop.
-
-Rules:
-
-- Everything public is called on the loop and returns at once.  Answers, changes and states of the
-  connection come to the loop in the order in which they happened, all that are there in one turn.
-- Requests take effect in the order of `submit`, many of them in flight.  At most
-  `ZOOKEEPER_WINDOW` are with the library: it wakes its thread through a pipe, one byte for each,
-  that would block the loop when it is full.  `METADATA_QUEUE_OPERATIONS` more may wait; then they
-  are answered OTHER.
-- A request that was in flight when the connection broke is answered CONNECTION_LOSS.  One that is
-  submitted while there is no connection waits for the next one; who waits sets the deadline.
-- A server gets half of its share of the session's timeout to accept a connection, and as much to
-  answer the first request on it: all of them have been tried before the session is over.
-- The library can drop a request: by a defect of its thread, or between two sessions.  What is still
-  open of a session that is over is answered SESSION_EXPIRED, once the next one has begun.
-- The library's thread ends by a defect, or when the server refuses the session's credentials: then
-  it is begun again, after a pause.  That is noted where it ends, as the library tells its listeners
-  changes only: not the end of a thread that had no session.
-- Bodies are made on the loop, once: what cannot be sent breaks no thread.
-- Persistent watches are not the library's: `on_change` gets every event, and after each
-  reconnection the owner adds its watches again.
-"""
+"""One session with a ZooKeeper: the client library on its threads, answers on the loop."""
 
 import asyncio
 import enum
@@ -54,17 +32,17 @@ T = TypeVar("T")
 
 
 class Connection(enum.Enum):
-    """What the owner is told of the connection."""
+    """The state of the connection, as its owner gets it."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
     """Broken; the session may go on."""
     LOST = "lost"
-    """The session is over, with its ephemeral nodes; another one is made by itself."""
+    """The session is over, with its ephemeral nodes; the client makes another one by itself."""
 
 
 class ChangeKind(enum.IntEnum):
-    """What happened to a watched node (the numbers of ZooKeeper)."""
+    """The kind of change of a watched node (the numbers of ZooKeeper)."""
 
     CREATED = 1
     DELETED = 2
@@ -81,7 +59,7 @@ class NodeChange:
 
 
 class RequestFailed(Exception):
-    """What `call` raises: the request's failure.  `lost`: an earlier attempt had no answer."""
+    """A request failed.  `lost` is True if an earlier attempt of the same call had no answer."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.name)
@@ -99,7 +77,17 @@ _STATES: Final = {
 class ZooKeeperClient:
     """One session with ZooKeeper: the client library on its thread, answers on the loop.
 
-    Made on the loop; `connect`, then use, then `close`.
+    Made on the loop; `connect`, then use, then `close`.  Call everything public on the loop.
+    Answers, changes and states of the connection come to the loop in the order in which they
+    happened.
+
+    Requests take effect in the order of `submit`, many of them in flight.  A request in flight when
+    the connection broke is answered CONNECTION_LOSS.  A request submitted without a connection
+    waits for the next one; the caller sets the deadline.  Open requests of a session that is over
+    are answered SESSION_EXPIRED once the next session has begun.
+
+    `on_change` gets the events of all persistent watches.  The owner adds its watches again after
+    each reconnection.
     """
 
     def __init__(
@@ -118,7 +106,7 @@ class ZooKeeperClient:
         self._arrived: deque[Callable[[], None]] = deque()
         self._woken = False
         self._waiting: deque[tuple[Request, Done]] = deque()
-        self._with_library: dict[_Awaited, int] = {}
+        self._with_library: dict[_PendingAnswer, int] = {}
         """In the order in which it got them, each with the session in which it did so."""
         self._session = 0
         """How many sessions are over."""
@@ -132,6 +120,8 @@ class ZooKeeperClient:
         )
         self.negotiated_ms = session_timeout_ms
         """The session's timeout: what was asked for until the server has said otherwise."""
+        # Half of a server's share of the timeout, so that all servers are tried before the session
+        # is over.
         self._attempt_s = session_timeout_ms / 1000 / 2 / len(servers.split(","))
         """For a server to accept a connection, and again to answer the first request on it."""
         self._library = _make_library(servers, session_timeout_ms, self._attempt_s, access)
@@ -155,7 +145,10 @@ class ZooKeeperClient:
         return int(self._library._session_id or 0)
 
     async def connect(self) -> None:
-        """Begin, and wait for the session.  Raises `MetadataError` after `ZOOKEEPER_CONNECT_S`."""
+        """Connect and wait for the session.
+
+        Raises `MetadataError` after `ZOOKEEPER_CONNECT_S`.
+        """
         self._library.start_async()
         try:
             async with asyncio.timeout(bounds.ZOOKEEPER_CONNECT_S):
@@ -170,16 +163,22 @@ class ZooKeeperClient:
             ) from None
 
     def submit(self, request: Request, done: Done) -> None:
-        """Send; `done` is called later on the loop, exactly once."""
+        """Send; `done` is called later on the loop, exactly once.
+
+        Above the bound of waiting requests (`METADATA_QUEUE_OPERATIONS`) it is answered OTHER.
+        """
         if self._closed:
             self._loop.call_soon(done, Answer(None, Failure.SESSION_EXPIRED, 0))
             return
         try:
-            ready = requests.Ready(request)
+            # The body is made here, so that a request that cannot be sent ends no thread.
+            ready = requests.EncodedRequest(request)
         except Exception as error:  # noqa: BLE001 - no answer would come, ever
             _log.error("zookeeper_request_not_made", exc_info=error)
             self._loop.call_soon(done, Answer(None, Failure.OTHER, 0))
             return
+        # The library wakes its thread through a pipe, by one byte for each request: a full pipe
+        # would block the loop.
         if len(self._with_library) < bounds.ZOOKEEPER_WINDOW:
             self._hand_over(ready, done)
         elif len(self._waiting) < bounds.METADATA_QUEUE_OPERATIONS:
@@ -188,14 +187,15 @@ class ZooKeeperClient:
             self._loop.call_soon(done, Answer(None, Failure.OTHER, 0))
 
     async def call(self, request: Request) -> Value:
-        """Send and wait, once.  Raises `RequestFailed`; `MetadataError` as `call_again`."""
+        """Send once and wait.  Raises `RequestFailed`; `MetadataError` as `call_again`."""
         async with self._deadline():
             return await self._call(request)
 
     async def call_again(self, request: Request) -> tuple[Value, bool]:
-        """Send until there is an answer; whether one was lost, which may have taken effect.
+        """Send until there is an answer.
 
-        Raises `RequestFailed` with `lost` set likewise; `MetadataError` after
+        Returns the answer, and whether one was lost before, whose request may have taken effect.
+        Raises `RequestFailed`, with `lost` set likewise; `MetadataError` after
         `ZOOKEEPER_REQUEST_S`.
         """
         lost = False
@@ -257,7 +257,7 @@ class ZooKeeperClient:
             self._loop.call_soon(done, Answer(None, Failure.SESSION_EXPIRED, 0))
 
     def _hand_over(self, request: Request, done: Done) -> None:
-        awaited = _Awaited(self, done)
+        awaited = _PendingAnswer(self, done)
         self._with_library[awaited] = self._session
         try:
             self._library._call(request, awaited)
@@ -265,7 +265,7 @@ class ZooKeeperClient:
             _log.error("zookeeper_request_not_sent", exc_info=error)
             awaited.set_exception(error)
 
-    def _answered(self, awaited: "_Awaited", answer: Answer) -> None:
+    def _answered(self, awaited: "_PendingAnswer", answer: Answer) -> None:
         if self._with_library.pop(awaited, None) is None:
             return  # it came after the end
         if self._waiting and not self._closed:
@@ -273,14 +273,15 @@ class ZooKeeperClient:
         awaited.done(answer)
 
     def _answer_what_was_dropped(self) -> None:
-        """No other answers come to what was handed over in a session that is over."""
+        # The library drops requests between two sessions, or by a defect of its thread: no other
+        # answer comes to those of a session that is over.
         expired = Answer(None, Failure.SESSION_EXPIRED, 0)
         for awaited, session in self._with_library.items():
             if session < self._session:
                 self._post(bind(self._answered, awaited, expired))
 
     def _stop(self, stopped: "asyncio.Future[None]") -> None:
-        """On a thread of its own."""
+        """Stop the library, on a thread of its own."""
         try:
             with self._starting:
                 self._library.stop()
@@ -289,10 +290,10 @@ class ZooKeeperClient:
             self._post(bind(_resolve, stopped, None))
 
     def _state_changed(self, state: str) -> None:
-        """On the library's thread."""
-        self._post(bind(self._tell_state, _STATES[state]))
+        """Take a state of the library, on its thread."""
+        self._post(bind(self._take_state, _STATES[state]))
 
-    def _tell_state(self, state: Connection) -> None:
+    def _take_state(self, state: Connection) -> None:
         if state is Connection.CONNECTED:
             self._connected.set()
             self._connected_at = self._loop.time()
@@ -311,17 +312,19 @@ class ZooKeeperClient:
                 self._restart_backoff.reset()
 
     def _run(self) -> None:
-        """The library's thread, from its begin to its end."""
+        """Run the library's thread, and note its end."""
+        # It ends by a defect, or when the server refuses the session's credentials.  The library
+        # does not tell its listeners of the end of a thread that had no session.
         defect: Exception | None = None
         try:
             self._run_library()
-        except Exception as error:  # noqa: BLE001 - it is told on the loop
+        except Exception as error:  # noqa: BLE001 - it is logged on the loop
             defect = error
         finally:
             self._post(bind(self._library_ended, defect))
 
     def _library_ended(self, defect: Exception | None) -> None:
-        """All answers that it gave have come."""
+        """Start the library again; all answers that it gave have come."""
         if self._closed:
             return
         _log.error("zookeeper_client_ended", servers=self._servers, exc_info=defect)
@@ -339,38 +342,38 @@ class ZooKeeperClient:
         threading.Thread(target=self._start, name="zookeeper-start", daemon=True).start()
 
     def _start(self) -> None:
-        """On a thread of its own: it waits for the end of the library's."""
+        """Start the library, on a thread of its own that waits for the end of the library's."""
         with self._starting:
             if self._closed:
                 return
             try:
                 self._library.start_async()
-            except Exception as error:  # noqa: BLE001 - nobody else would begin it again
+            except Exception as error:  # noqa: BLE001 - nothing else would start it again
                 _log.error("zookeeper_client_not_started", servers=self._servers, exc_info=error)
                 self._post(self._start_later)
 
     def _note_timeout(self, timeout: float, request: Request, xid: int | None = None) -> object:
-        """On the library's thread: the answer to the first request names the timeout."""
+        """Note the session's timeout, on the library's thread: the first answer has it."""
         answer = self._invoke(min(timeout, self._attempt_s), request, xid)
         if isinstance(answer, tuple) and hasattr(answer[0], "time_out"):
             self.negotiated_ms = answer[0].time_out or self.negotiated_ms
         return answer
 
     def _take_watch_event(self, buffer: bytes, offset: int) -> None:
-        """On the library's thread: every watch here is a persistent one."""
+        """Take an event, on the library's thread: every watch here is a persistent one."""
         event, _ = WatchEvent.deserialize(buffer, offset)
         if event.path and event.type in ChangeKind.__members__.values():
             change = NodeChange(ChangeKind(event.type), event.path)
             self._post(bind(self._on_change, change))
 
-    def _post(self, tell: Callable[[], None]) -> None:
-        """On any thread."""
-        self._arrived.append(tell)
+    def _post(self, deliver: Callable[[], None]) -> None:
+        """Call it on the loop; called on any thread."""
+        self._arrived.append(deliver)
         if not self._woken:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: no caller is left
                 self._arrived.clear()
 
     def _deliver(self) -> None:
@@ -385,8 +388,8 @@ class ZooKeeperClient:
                 self._loop.call_soon(self._deliver)
 
 
-class _Awaited:
-    """What the library resolves, on its thread; the first time counts."""
+class _PendingAnswer:
+    """The future that the library resolves, on its thread; the first time counts."""
 
     __slots__ = ("_client", "_given", "done")
 
@@ -396,7 +399,7 @@ class _Awaited:
         self._given = False
 
     def set(self, value: object = None) -> None:
-        """The answer; the library has just noted its zxid."""
+        """Take the answer; the library has just noted its zxid."""
         try:
             answer = Answer(requests.value_of(value), None, self._client._library.last_zxid)
         except Exception as error:  # noqa: BLE001 - the library's thread would end
@@ -405,7 +408,7 @@ class _Awaited:
         self._give(answer)
 
     def set_exception(self, error: BaseException) -> None:
-        """The failure."""
+        """Take the failure."""
         self._give(Answer(None, requests.failure_of(error), 0))
 
     def _give(self, answer: Answer) -> None:
@@ -420,7 +423,7 @@ def _make_library(
     access = access or StoreAccess()
     handler = SequentialThreadingHandler()
     handler.select = _select
-    # By itself it gives a host that takes no connection the whole session, which is over then.
+    # By itself the library gives a host that takes no connection the whole timeout of the session.
     handler.create_connection = bind(_connect_within, handler.create_connection, attempt_s)
     return KazooClient(
         hosts=servers,
@@ -442,7 +445,7 @@ def _make_library(
 def _connect_within(
     connect: Callable[..., socket.socket], limit_s: float, *, timeout: float, **options: object
 ) -> socket.socket:
-    """The library's own way to make a connection, in at most `limit_s`."""
+    """Make a connection by the library's own function, in at most `limit_s`."""
     return connect(timeout=min(timeout, limit_s), **options)
 
 
@@ -452,9 +455,10 @@ def _select(
     _failing: Sequence[socket.socket],
     timeout_s: float | None = None,
 ) -> tuple[list[socket.socket], list[socket.socket], list[socket.socket]]:
-    """What can be read and written, as the library asks several times for each request.
+    """The sockets that can be read and written.
 
-    Its own way makes a selector each time, which costs more than the request itself.
+    The library asks several times for each request.  Its own function makes a selector each time,
+    which costs more than the request itself.
     """
     poll = select.poll()
     for sockets, mask in ((reading, select.POLLIN), (writing, select.POLLOUT)):

@@ -1,10 +1,4 @@
-"""The node that orders the batches of one process and counts those that took effect.
-
-Rules:
-
-- Every batch sets it first, from the version that the batch before leaves.
-- It goes with the session of the process, and then another one takes its place.
-"""
+"""The node that orders the batches of one process and counts those that took effect."""
 
 import asyncio
 from random import Random
@@ -22,7 +16,11 @@ NAME_BITS: Final = 96
 
 
 class Guard:
-    """The node that every batch of this process sets first, so that they keep their order."""
+    """The node that every batch of this process sets first, so that they keep their order.
+
+    A batch sets it at the version that the batch before leaves.  The node is ephemeral: it goes
+    with the session of the process, and then `open` makes another one.
+    """
 
     def __init__(self, client: ZooKeeperClient, layout: Layout, rng: Random, identity: str) -> None:
         self._client = client
@@ -31,10 +29,13 @@ class Guard:
         self._identity = identity.encode()
         self._path = ""
         self.count = 0
-        """How many batches have taken effect since it was made."""
+        """Number of batches that have taken effect since it was made."""
 
     async def open(self) -> None:
-        """Make a new one.  Raises `MetadataError`, after `ZOOKEEPER_REQUEST_S` at the latest."""
+        """Make a new node.
+
+        Raises `MetadataError`, after `ZOOKEEPER_REQUEST_S` at the latest.
+        """
         try:
             async with asyncio.timeout(bounds.ZOOKEEPER_REQUEST_S):
                 while True:
@@ -48,7 +49,7 @@ class Guard:
             ) from None
 
     async def _make(self) -> bool:
-        """Whether there is an answer that says so."""
+        """Make the node; False if no answer confirms it."""
         path = f"{self._layout.writers}/{self._rng.getrandbits(NAME_BITS):x}"
         try:
             await self._client.call(requests.create(path, self._identity, ephemeral=True))
@@ -63,7 +64,10 @@ class Guard:
         return True
 
     async def read(self) -> int | None:
-        """How many took effect; None if it is gone.  Raises `MetadataError`, `RequestFailed`."""
+        """Number of batches that took effect; None if the node is gone.
+
+        Raises `MetadataError`, `RequestFailed`.
+        """
         try:
             await self._client.call_again(requests.sync(self._layout.writers))
             found, _ = await self._client.call_again(requests.get_data(self._path))
@@ -74,10 +78,10 @@ class Guard:
         return cast(tuple[bytes, Stat], found)[1].version
 
     def step(self, in_flight: int) -> Request:
-        """The first operation of a batch behind that many others."""
+        """The first operation of a batch that is sent behind `in_flight` others."""
         return requests.set_data(self._path, self._identity, self.count + in_flight)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether ZooKeeper's count of its versions comes to an end."""
+        """Whether ZooKeeper's count of its versions is near its end."""
         return self.count >= LAST_NODE_VERSION

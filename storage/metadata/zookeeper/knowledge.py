@@ -1,11 +1,4 @@
-"""What a process knows of the tree, so that most writes need no read before them.  Pure.
-
-Rules:
-
-- It is knowledge as of after everything in flight.  It may be old, as others write too: a write
-  names the versions that it builds on, and what failed is forgotten and read.
-- It is bounded: what was used longest ago goes first, and is read again when it is needed.
-"""
+"""A cache of the tree's records and directories: most writes need no read before them.  Pure."""
 
 from collections import OrderedDict
 from typing import Generic, NamedTuple, TypeVar
@@ -45,7 +38,7 @@ class _Recent(Generic[V]):
 
 
 class Undo(NamedTuple):
-    """What was known before a plan was sent."""
+    """The state that was known before a plan was sent."""
 
     knew_record: bool
     record: Node | None
@@ -53,7 +46,12 @@ class Undo(NamedTuple):
 
 
 class Knowledge:
-    """The records and directories that this process knows, so that most writes need no read."""
+    """The records and directories that this process knows, so that most writes need no read.
+
+    It is the state after all writes in flight.  It may be old, as other processes write too: a
+    write names the versions that it builds on, and after a failure they are forgotten and read.
+    Bounded: the entries that were put longest ago go first.
+    """
 
     def __init__(self, layout: Layout, max_items: int = bounds.ZOOKEEPER_KNOWN) -> None:
         self._layout = layout
@@ -74,11 +72,11 @@ class Knowledge:
         return self._directories.get(level)
 
     def learn_record(self, key: str, node: Node | None) -> None:
-        """As it was read."""
+        """Put a record as it was read."""
         self._records.put(key, node)
 
     def learn_directory(self, level: str, directory: Directory | None) -> None:
-        """As it was read; None: there is none."""
+        """Put a directory as it was read; None if there is none."""
         if directory is None:
             self.forget_directory(level)
             return
@@ -86,7 +84,7 @@ class Knowledge:
         self._nodes.put(self._layout.directory(level), True)
 
     def missing_nodes(self, plan: Plan) -> list[str]:
-        """What is not known to exist of the nodes that a plan needs above its own, from the top.
+        """The nodes above those of a plan that are not known to exist, from the top.
 
         They count as existing afterwards.
         """
@@ -102,7 +100,7 @@ class Knowledge:
         return missing
 
     def expect(self, plan: Plan) -> Undo:
-        """A plan is in flight.  Returns what `undo` needs."""
+        """Take in that a plan was sent; returns the state before, for `undo`."""
         level = level_of(plan.key)
         before = Undo(
             plan.key in self._records,
@@ -115,7 +113,7 @@ class Knowledge:
         return before
 
     def undo(self, plan: Plan, before: Undo) -> None:
-        """It did not take effect, nor did anything that was sent after it."""
+        """Take back a plan that had no effect, as had none that was sent after it."""
         if before.knew_record:
             self._records.put(plan.key, before.record)
         else:
@@ -124,14 +122,14 @@ class Knowledge:
             self.learn_directory(level_of(plan.key), before.directory)
 
     def confirm(self, plan: Plan, version: Version) -> None:
-        """It took effect."""
+        """Take in that a plan took effect."""
         after = plan.after
         if after is not None and self._records.get(plan.key) is after:
             stored = after.stored._replace(version=version)
             self._records.put(plan.key, Node(stored, after.life, after.node_version))
 
     def forget(self, plan: Plan) -> None:
-        """It failed: what it was made of is not so any more."""
+        """Forget the state that a failed plan was made of: it has changed."""
         level = level_of(plan.key)
         self._records.forget(plan.key)
         self.forget_directory(level)
@@ -143,11 +141,11 @@ class Knowledge:
                 self._nodes.forget(self._layout.bucket(entry))
 
     def forget_level(self, level: str, key: str) -> None:
-        """What a write of the key is made of is not to be trusted."""
+        """Forget the state that a write of the key is made of."""
         self._records.forget(key)
         self.forget_directory(level)
 
     def forget_directory(self, level: str) -> None:
-        """It is gone, or may be."""
+        """Forget a directory that is gone, or may be."""
         self._directories.forget(level)
         self._nodes.forget(self._layout.directory(level))

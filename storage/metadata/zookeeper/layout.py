@@ -1,23 +1,13 @@
-"""How records, indexes and sequences lie in ZooKeeper's tree.  Pure.
+"""The nodes of records, indexes and sequences in ZooKeeper's tree.  Pure.
 
     ROOT/records/txn/id            directory of the level /txn/id/
     ROOT/records/txn/id/=(1,5)     the record /txn/id/(1,5): a line of JSON, then its value
     ROOT/indexes/NAME/b/KEY^,PATH  an index entry of the record at PATH, in one of 16 buckets
     ROOT/lives/c/HEX               there as long as one record is: its header names it
     ROOT/writers/HEX               orders the writes of one process
-    ROOT/sessions/HEX              a session, with who it is
+    ROOT/sessions/HEX              a session, with the identity of its process
 
-Rules:
-
-- A record is a node without children (ephemeral ones cannot have any), so the path of its level
-  is another one, and its name begins with `=`; names of directories never do.
-- A directory is empty, or holds the partition and the last number of the sequence that owns it.
-- What ZooKeeper refuses in paths is escaped as `^` and two hexadecimal digits for each byte of
-  UTF-8; the slashes in index entries are written `|`.
-- The line before a value has what ZooKeeper cannot tell: partition, counts, times, index entries,
-  and the record's life.  A value above `ZOOKEEPER_DEFLATE_BYTES` is deflated if that is shorter.
-- A life is a random name.  ZooKeeper counts a node's versions from 0 again when it is made anew,
-  so a write names the life and the version: it cannot hit a later record at the same path.
+A directory is empty, or holds the partition and the last number of the sequence that owns it.
 """
 
 import json
@@ -34,8 +24,12 @@ from storage.metadata.zookeeper.requests import Stat
 
 BUCKETS = 16
 
+# A record is a node without children, as ephemeral nodes cannot have any.  So the directory of its
+# level is another node; names of directories never begin with the mark.
 _RECORD_MARK = "="
 _SEPARATOR = "^,"
+# Characters that ZooKeeper refuses in paths are escaped as `^` and two hexadecimal digits for each
+# byte of UTF-8.
 _FORBIDDEN = "\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff"
 _IN_PARTS = re.compile(rf"[\^{_FORBIDDEN}]")
 _IN_DIRECTORIES = re.compile(rf"[\^{_FORBIDDEN}]|\A=|\A\.{{1,2}}\Z")
@@ -46,16 +40,19 @@ _LIFE = re.compile("[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A record as it was read, or as it will be once what is in flight has taken effect."""
+    """A record as it was read, or as it will be once the writes in flight have taken effect."""
 
+    # ZooKeeper counts the versions of a node that is made again from 0.  So a write checks the life
+    # and the version: it cannot hit a later record at the same path.
     stored: Stored
     life: str
+    """A random name that no other record has had."""
     node_version: int
-    """ZooKeeper's version of the node: what writes name."""
+    """ZooKeeper's version of the node, which conditions of writes name."""
 
 
 class Directory(NamedTuple):
-    """What is known of a level's directory."""
+    """The directory of a level, with the sequence that owns it."""
 
     node_version: int
     sequence: Sequence | None
@@ -73,7 +70,7 @@ class Layout:
         self.sessions = f"{root}/sessions"
 
     def fixed_nodes(self) -> list[str]:
-        """What must be there before anything else, parents first."""
+        """The nodes that must exist before any other, parents first."""
         parts = self.root.split("/")
         above = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
         own = [self.records, self.indexes, self.lives, self.writers, self.sessions]
@@ -95,7 +92,7 @@ class Layout:
         return f"{self.directory(level_of(key))}/{_RECORD_MARK}{name}"
 
     def life(self, life: str) -> str:
-        """The node that is there as long as a record is."""
+        """The node that exists as long as its record does."""
         return f"{self.lives}/{life[0]}/{life}"
 
     def index(self, index: str) -> str:
@@ -124,7 +121,7 @@ def record_name(node: str) -> str | None:
         return None
     try:
         return unescape(node[len(_RECORD_MARK) :])
-    except ValueError:  # somebody else's
+    except ValueError:  # another program's
         return None
 
 
@@ -135,17 +132,21 @@ def entry_of(node: str) -> tuple[str, str] | None:
         return None
     try:
         return unescape(index_key.replace("|", "/")), unescape(key.replace("|", "/"))
-    except ValueError:  # somebody else's
+    except ValueError:  # another program's
         return None
 
 
 def unescape(text: str) -> str:
-    """What was escaped.  Raises `ValueError` for what no `_escape` made."""
+    """The text before `_escape`.  Raises `ValueError` if no `_escape` made it."""
     return _ESCAPED.sub(_unescape, text) if "^" in text else text
 
 
 def encode_record(stored: Stored, life: str, value: bytes) -> bytes:
-    """The data of a record's node."""
+    """The data of a record's node: a line of JSON, then the value.
+
+    The line has the life, partition, counts, times and index entries.  A value above
+    `ZOOKEEPER_DEFLATE_BYTES` is deflated if that is shorter.
+    """
     header: dict[str, object] = {
         "life": life,
         "modifications": stored.modifications,
@@ -165,7 +166,7 @@ def encode_record(stored: Stored, life: str, value: bytes) -> bytes:
 
 
 def decode_record(key: str, data: bytes, stat: Stat) -> tuple[Node, bytes]:
-    """A record and its value.  Raises `MetadataError` if it is none."""
+    """A record and its value.  Raises `MetadataError` if the data are no record."""
     head, found, value = data.partition(b"\n")
     try:
         header = json.loads(head)
@@ -204,7 +205,7 @@ def encode_sequence(sequence: Sequence) -> bytes:
 
 
 def decode_directory(path: str, data: bytes, stat: Stat) -> Directory:
-    """What a directory is.  Raises `MetadataError`."""
+    """The directory that a node's data describe.  Raises `MetadataError`."""
     if not data:
         return Directory(stat.version, None)
     try:

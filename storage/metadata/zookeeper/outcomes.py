@@ -1,13 +1,6 @@
-"""What a record that is read says of a batch whose answer was lost.  Pure.
+"""The effect of a batch whose answer was lost, from its records as they are read.  Pure.
 
-Rules:
-
-- Nothing of the batch can still arrive: its session is over, and what is read is newer than that.
-- A batch takes effect wholly or not, so one of its records that tells anything tells all.
-- What was written is known by the whole content of the node: the life in it is random, and counts
-  rise within a life.
-- A record that still is what the batch was built on was not written by it.  Of an absent one, or
-  one that others wrote since, nobody can tell.
+The batch cannot arrive any more: its session is over, and the records are read after that.
 """
 
 import enum
@@ -17,7 +10,7 @@ from typing import NamedTuple
 from storage.metadata.store import MetadataError
 from storage.metadata.zookeeper.layout import decode_record
 from storage.metadata.zookeeper.requests import Read
-from storage.metadata.zookeeper.writes import Planned
+from storage.metadata.zookeeper.writes import PlannedWrite
 
 
 class Effect(enum.Enum):
@@ -35,13 +28,16 @@ class Evidence(NamedTuple):
     version: int = 0
 
 
-def effect_of(items: Sequence[Planned], reads: Sequence[Read]) -> Evidence:
-    """What the records of a batch, as they are read in its order, say of it."""
+def effect_of(items: Sequence[PlannedWrite], reads: Sequence[Read]) -> Evidence:
+    """The effect of a batch, from reads of its records in its order."""
+    # A batch takes effect wholly or not at all, so one of its records decides for all.  An absent
+    # record, or one that another process wrote since, proves nothing.
     evidence = Evidence(Effect.UNKNOWN)
     for item, read in zip(items, reads, strict=True):
         if not isinstance(read, tuple):
             continue
         data, stat = read
+        # The life in the data is random, and counts rise within a life: no other write made it.
         if item.plan.after is not None and data == item.plan.data:
             return Evidence(Effect.DONE, stat.mzxid)
         if _is_untouched(item, read):
@@ -49,7 +45,8 @@ def effect_of(items: Sequence[Planned], reads: Sequence[Read]) -> Evidence:
     return evidence
 
 
-def _is_untouched(item: Planned, read: Read) -> bool:
+def _is_untouched(item: PlannedWrite, read: Read) -> bool:
+    """Whether the record still is the one that the batch was built on."""
     before = item.undo.record
     if before is None or not isinstance(read, tuple):
         return False

@@ -1,24 +1,4 @@
-"""The writes of one process: many in flight, in order, each once.
-
-Rules:
-
-- All writes are in one order, that of `submit`.  They are sent in batches, a few in flight; what
-  comes meanwhile is the next batch.  A batch that fails takes those behind it down with it (by the
-  guard), and all of them are tried again in their order.
-- After lost answers the guard tells exactly which batches took effect.  It goes with the session of
-  this process: then the records are asked (`outcomes.py`), and where these cannot tell the outcome
-  is told to be unknown.
-- An error that follows from what is known is told only after a newer read, behind a `sync`.
-- Ephemeral records go through the connection of their session.  Between two connections there is no
-  order, so the pipeline runs empty at each change, and what else was asked for before an ephemeral
-  put, such as watches, is answered first.
-- A defect here fails the writes that it is about, and no others: one that was not sent with
-  `MetadataDefect`, those in flight as of unknown outcome.  Then a new guard is made.
-- Every write has an outcome after `ZOOKEEPER_REQUEST_S` (and `ZOOKEEPER_VISIBLE_S`, see
-  `visibility.py`), whatever happens.
-
-States: OPENING -> SENDING <-> DRAINING; SENDING, DRAINING -> SETTLING -> SENDING; any -> CLOSED.
-"""
+"""The writes of one process: many in flight, in order, each exactly once."""
 
 import asyncio
 import enum
@@ -42,10 +22,11 @@ from storage.metadata.store import (
 )
 from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
+from storage.metadata.zookeeper.empty_directories import EmptyDirectories
 from storage.metadata.zookeeper.guard import Guard
 from storage.metadata.zookeeper.knowledge import Knowledge
 from storage.metadata.zookeeper.layout import Directory, Layout
-from storage.metadata.zookeeper.loading import Loader
+from storage.metadata.zookeeper.loader import Loader
 from storage.metadata.zookeeper.outcomes import Effect, Evidence, effect_of
 from storage.metadata.zookeeper.plan import (
     IN_FLIGHT,
@@ -55,15 +36,14 @@ from storage.metadata.zookeeper.plan import (
     plan_put,
     plan_sequence_put,
 )
-from storage.metadata.zookeeper.pruning import EmptyDirectories
 from storage.metadata.zookeeper.requests import Answer, Failure, Read
-from storage.metadata.zookeeper.visibility import UntilVisible
+from storage.metadata.zookeeper.visibility import VisibilityBarrier
 from storage.metadata.zookeeper.writes import (
     Batch,
-    Lane,
     Outcome,
     PendingWrite,
-    Planned,
+    PlannedWrite,
+    SessionConnection,
     contended,
     defect_at,
     not_settled,
@@ -78,7 +58,10 @@ LIFE_BITS: Final = 96
 
 
 class State(enum.Enum):
-    """Of the pipeline; see the module."""
+    """The state of the pipeline.
+
+    OPENING -> SENDING <-> DRAINING; SENDING, DRAINING -> SETTLING -> SENDING; any -> CLOSED.
+    """
 
     OPENING = "opening"
     SENDING = "sending"
@@ -90,7 +73,17 @@ class State(enum.Enum):
 
 
 class WritePipeline:
-    """Sends the writes of this process in order, in batches, each exactly once."""
+    """Sends the writes of this process in order, in batches, each exactly once.
+
+    Writes are in the order of `submit`, with a few batches in flight.  When a batch fails, the
+    guard makes those behind it fail too, and all are tried again in their order.  After lost
+    answers the guard shows which batches took effect; without a guard their records do
+    (`outcomes.py`), or else the outcome is unknown.
+
+    Every write has an outcome after `ZOOKEEPER_REQUEST_S`, and up to `ZOOKEEPER_VISIBLE_S` later
+    through a session.  A bug fails only the writes that it concerns: one that was not sent with
+    `MetadataDefect`, those in flight with an unknown outcome.
+    """
 
     def __init__(self, client: ZooKeeperClient, layout: Layout, rng: Random, identity: str) -> None:
         self._client = client
@@ -101,30 +94,32 @@ class WritePipeline:
         self._loader = Loader(client, layout, self._knowledge, self._pump)
         self._guard = Guard(client, layout, rng, identity)
         self._pruning = EmptyDirectories(client, layout, self._may_remove)
-        self._visible = UntilVisible(client, layout.records)
+        self._visible = VisibilityBarrier(client, layout.records)
         self._state = State.OPENING
         self._queue: deque[PendingWrite] = deque()
         self._queued_bytes = 0
         self._flight: deque[Batch] = deque()
-        self._given_up_lane: Lane | None = None
-        """What was given up can still arrive through it."""
+        self._given_up_session: SessionConnection | None = None
+        """The session through which writes that were given up can still arrive."""
         self._settling: asyncio.Task[None] | None = None
-        self._looking = self._loop.call_later(bounds.ZOOKEEPER_LOOK_S, self._look)
+        self._expiry = self._loop.call_later(bounds.ZOOKEEPER_LOOK_S, self._expire)
 
     async def open(self) -> None:
         """Make the guard.  Raises `MetadataError`."""
         await self._guard.open()
         self._state = State.SENDING
 
-    def submit(self, request: Write, lane: Lane | None) -> "asyncio.Future[Outcome]":
+    def submit(
+        self, request: Write, session: SessionConnection | None
+    ) -> "asyncio.Future[Outcome]":
         """Queue a write.  The future also raises `MetadataError`."""
-        write = PendingWrite(request, lane, self._loop.time())
+        write = PendingWrite(request, session, self._loop.time())
         refusal = self._refusal()
         if refusal is not None:
             write.complete(refusal)
             return write.done
         self._queued_bytes += request.size
-        write.done.add_done_callback(lambda _: self._leave(request.size))
+        write.done.add_done_callback(lambda _: self._uncount(request.size))
         self._queue.append(write)
         if not self._is_known(write) and not isinstance(request, SequencePut):
             self._loader.ask(write)
@@ -132,16 +127,16 @@ class WritePipeline:
         return write.done
 
     def connection_changed(self) -> None:
-        """The connection, or that of a session, is back or gone: look again at what waits."""
+        """Try to send waiting writes: the connection, or a session's, is back or gone."""
         self._pump()
 
     async def close(self) -> None:
-        """Finish what is queued, as far as ZooKeeper answers in time.  Idempotent."""
+        """Finish the queued writes, as far as ZooKeeper answers in time.  Idempotent."""
         waiting = [*(write.done for write in self._all()), *self._visible.pending()]
         if waiting and self._state is not State.CLOSED:
             await asyncio.wait(waiting, timeout=bounds.ZOOKEEPER_REQUEST_S)
         self._state = State.CLOSED
-        self._looking.cancel()
+        self._expiry.cancel()
         self._pruning.close()
         if self._settling is not None:
             self._settling.cancel()
@@ -153,7 +148,7 @@ class WritePipeline:
     # Sending
 
     def _pump(self) -> None:
-        """Send what can be sent, in order."""
+        """Send the writes that can be sent, in order."""
         while (
             self._queue
             and self._state is State.SENDING
@@ -170,7 +165,7 @@ class WritePipeline:
             self._send(batch)
 
     def _take_or_fail(self, write: PendingWrite, batch: Batch) -> bool:
-        """As `_take`; a write that causes an unexpected error fails alone."""
+        """Call `_take`; a write that causes an unexpected error fails alone."""
         try:
             return self._take(write, batch)
         except Exception as error:  # noqa: BLE001 - it would hold up all writes behind it
@@ -182,28 +177,33 @@ class WritePipeline:
         """Plan or complete the first write of the queue; False if it has to wait."""
         if write.done.done():
             return True
-        if not batch.takes(write) or (self._flight and self._flight[-1].lane is not write.lane):
+        # Ephemeral records go through the connection of their session.  There is no order between
+        # two connections, so the pipeline runs empty when the session changes.
+        if not batch.takes(write) or (
+            self._flight and self._flight[-1].session is not write.session
+        ):
             return False
-        if write.lane is not None and write.lane.lost:
+        if write.session is not None and write.session.lost:
             write.complete(session_lost())
             return True
         if not self._is_known(write):
             self._learn(write, batch)
             return False
-        if write.lane is not None and not write.verified:
-            self._verify(write, batch)  # for the order between two connections
+        if write.session is not None and not write.verified:
+            # Earlier requests on the other connection, such as watches, are answered before.
+            self._verify(write, batch)
             return False
         return not self._depends_on_flight(write) and self._plan(write, batch)
 
     def _learn(self, write: PendingWrite, batch: Batch) -> None:
-        """Read what a write needs; of a sequence that is behind all that came before."""
+        """Read the state that a write needs; for a sequence put, after all earlier writes."""
         if not isinstance(write.request, SequencePut):
             self._loader.ask(write)
         elif not batch.items:
             self._loader.verify(write)
 
     def _verify(self, write: PendingWrite, batch: Batch) -> None:
-        """Read it anew, with nothing in flight."""
+        """Read the state that a write needs again, with nothing in flight."""
         if not self._flight and not batch.items:
             self._loader.verify(write)
 
@@ -219,10 +219,10 @@ class WritePipeline:
             return self._complete_verified(write, False, batch)
         if not batch.fits(plan):
             return False
-        client = self._client_of(write.lane)
+        client = self._client_of(write.session)
         for path in self._knowledge.missing_nodes(plan):
             client.submit(requests.create(path), _ignore)
-        batch.add(Planned(write, plan, self._knowledge.expect(plan)))
+        batch.add(PlannedWrite(write, plan, self._knowledge.expect(plan)))
         return True
 
     def _is_known(self, write: PendingWrite) -> bool:
@@ -237,7 +237,7 @@ class WritePipeline:
         return isinstance(request, Put) and request.expect == ABSENT and not write.tries
 
     def _depends_on_flight(self, write: PendingWrite) -> bool:
-        """Whether it names a version, and that of its record is on its way."""
+        """Whether its condition names a version, and its record has a write in flight."""
         request = write.request
         if isinstance(request, SequencePut) or request.expect is None:
             return False
@@ -258,6 +258,7 @@ class WritePipeline:
     def _complete_verified(
         self, write: PendingWrite, outcome: Outcome | Exception, batch: Batch
     ) -> bool:
+        # The state may be old: only a newer read, behind a `sync`, makes this the outcome.
         if write.verified:
             write.complete(outcome)
             return True
@@ -272,14 +273,14 @@ class WritePipeline:
             return
         self._flight.append(batch)
         try:
-            self._client_of(batch.lane).submit(request, bind(self._answered, batch))
+            self._client_of(batch.session).submit(request, bind(self._answered, batch))
         except Exception as error:  # noqa: BLE001 - no answer would come, ever
             _log.error("writes_not_sent", batches=len(self._flight), exc_info=error)
             lost = Answer(None, Failure.OTHER, 0)
             self._loop.call_soon(self._answered, batch, lost)
 
     def _not_made(self, batch: Batch, error: Exception) -> None:
-        """One of its writes cannot be sent: each is tried alone, and that one fails then."""
+        """Try each write of a batch alone: one of them cannot be encoded, and fails then."""
         for item in reversed(batch.items):
             self._knowledge.undo(item.plan, item.undo)
             item.write.verified = False
@@ -289,25 +290,25 @@ class WritePipeline:
                 item.write.tries += 1
                 self._queue.appendleft(item.write)
 
-    def _client_of(self, lane: Lane | None) -> ZooKeeperClient:
-        return self._client if lane is None else lane.client
+    def _client_of(self, session: SessionConnection | None) -> ZooKeeperClient:
+        return self._client if session is None else session.client
 
     # Answers
 
     def _answered(self, batch: Batch, answer: Answer) -> None:
         if batch.answer is not None:
-            return  # it was given up
+            return  # the batch was given up
         batch.answer = answer
         try:
-            self._work_off(batch)
-        except Exception as error:  # noqa: BLE001 - who waits for these writes must be told
+            self._process_answers(batch)
+        except Exception as error:  # noqa: BLE001 - the callers of these writes need an outcome
             self._give_up_flight(error)
             if self._state in (State.SENDING, State.DRAINING):
                 self._settle_later()
         self._pump()
 
-    def _work_off(self, batch: Batch) -> None:
-        """Of what is in flight, from its first one on, as far as there are answers."""
+    def _process_answers(self, batch: Batch) -> None:
+        """Process the answers of the batches in flight, in order, as far as they have come."""
         if self._state is State.SENDING and not batch.took_effect:
             self._state = State.DRAINING
         if self._state is not State.SETTLING:
@@ -321,13 +322,13 @@ class WritePipeline:
     def _succeeded(self, batch: Batch, version: Version) -> None:
         self._guard.count += 1
         outcomes = [self._outcome(item, version) for item in batch.items]
-        if batch.lane is not None:
+        if batch.session is not None:
             self._visible.add(outcomes)
             return
         for write, outcome in outcomes:
             write.complete(outcome)
 
-    def _outcome(self, item: Planned, version: Version) -> tuple[PendingWrite, Outcome]:
+    def _outcome(self, item: PlannedWrite, version: Version) -> tuple[PendingWrite, Outcome]:
         plan = item.plan
         self._knowledge.confirm(plan, version)
         if plan.after is None:
@@ -336,17 +337,15 @@ class WritePipeline:
         return item.write, PutResult(plan.key, version, plan.after.stored.modifications)
 
     def _recover(self) -> None:
-        """All in flight are answered, the first one not by success.
-
-        If that one failed at the guard, the guard is not what it should be.
-        """
+        """Try the batches in flight again, or settle them: each is answered, the first failed."""
+        # A first batch that failed at the guard shows that the guard's version is not as expected.
         if self._flight[0].failed_at_guard or any(batch.is_lost for batch in self._flight):
             self._settle_later()
         else:
             self._try_again()
 
     def _try_again(self) -> None:
-        """Put what is in flight back to the head of the queue, as if it had not been sent."""
+        """Put the writes in flight back to the head of the queue, as if they were not sent."""
         for batch in reversed(self._flight):
             blamed = batch.to_blame()
             for item in reversed(batch.items):
@@ -383,25 +382,23 @@ class WritePipeline:
             await asyncio.sleep(backoff.pause_s())
 
     async def _settle_flight(self) -> None:
-        if not self._flight:  # the guard is used up, or nobody knows what it should be
-            await self._wait_for(self._given_up_lane)
+        if not self._flight:  # the guard is used up, or its version is not known
+            await self._wait_for(self._given_up_session)
             await self._guard.open()
-            self._given_up_lane = None
+            self._given_up_session = None
             return
-        await self._wait_for(self._flight[0].lane)
+        await self._wait_for(self._flight[0].session)
         count = await self._guard.read()
         if count is None or not await self._settle_first(count - self._guard.count):
             await self._settle_without_guard()
 
     def _give_up_flight(self, error: Exception) -> None:
-        """Tell all in flight that their outcome is unknown.  A new guard has to follow.
-
-        Nothing of it is behind what the new guard orders: the guard is made after it, by the same
-        connection, or once the one that it went through has caught up.
-        """
+        """Complete all writes in flight with an unknown outcome.  A new guard has to follow."""
+        # None of them arrives after writes of the new guard: it is made after them on the same
+        # connection, or once the session that they went through has caught up.
         _log.error("writes_given_up", batches=len(self._flight), exc_info=error)
         if self._flight:
-            self._given_up_lane = self._flight[0].lane
+            self._given_up_session = self._flight[0].session
         for batch in self._flight:
             batch.answer = batch.answer or Answer(None, Failure.OTHER, 0)
             for item in batch.items:
@@ -409,29 +406,29 @@ class WritePipeline:
                 item.write.complete(not_settled(item.write, error))
         self._flight.clear()
 
-    async def _wait_for(self, lane: Lane | None) -> None:
-        """Until nothing that was sent through a session can still arrive."""
-        while lane is not None and not lane.lost:
+    async def _wait_for(self, session: SessionConnection | None) -> None:
+        """Wait until nothing that was sent through a session can still arrive."""
+        while session is not None and not session.lost:
             try:
-                await lane.client.call(requests.sync(self._layout.records))
+                await session.client.call(requests.sync(self._layout.records))
                 return
             except RequestFailed:
                 await asyncio.sleep(bounds.ZOOKEEPER_RECONNECT_MIN_S)
 
     async def _settle_first(self, count: int) -> bool:
-        """The first ones took effect, the others did not; False if that cannot be."""
+        """Complete the first `count` batches, the only ones in effect; False if that cannot be."""
         first = list(self._flight)[:count]
         if len(first) != count or any(batch.failed for batch in first) or self._guard.is_used_up:
             return False
         for place, batch in enumerate(first):
             evidence = await self._evidence_of(batch)
-            # One that was overwritten since has a version that nothing has any more.
+            # A record that was overwritten since had a version that no record has any more.
             self._succeeded(batch, Version(evidence.version or IN_FLIGHT - 1 - place))
             self._flight.popleft()
         return True
 
     async def _settle_without_guard(self) -> None:
-        """The session of this process ended: tell what the records say."""
+        """Complete batches by what their records show, as the guard went with its session."""
         while self._flight and self._flight[0].is_lost:
             batch = self._flight[0]
             evidence = await self._evidence_of(batch)
@@ -453,7 +450,7 @@ class WritePipeline:
         return effect_of(batch.items, cast("list[Read]", answer))
 
     def _renew_guard(self) -> None:
-        """Its versions have run out; with nothing in flight another one takes its place."""
+        """Make another guard once nothing is in flight: this one's versions have run out."""
         if not self._flight:
             self._settle_later()
 
@@ -464,16 +461,16 @@ class WritePipeline:
         return [*in_flight, *self._queue]
 
     def _may_remove(self, level: str) -> bool:
-        """Whether nothing is under way below a directory; it may be gone from now on."""
+        """Whether no write is under way below a directory; if so, forget the directory."""
         if any(write.level == level for write in self._all()):
             return False
         self._knowledge.forget_directory(level)
         return True
 
-    def _look(self) -> None:
-        """Tell those who have waited for too long, and let go of what nobody waits for."""
-        self._looking = self._loop.call_later(bounds.ZOOKEEPER_LOOK_S, self._look)
-        self._visible.look()
+    def _expire(self) -> None:
+        """Fail writes that have waited for too long, and drop those without a caller."""
+        self._expiry = self._loop.call_later(bounds.ZOOKEEPER_LOOK_S, self._expire)
+        self._visible.expire()
         oldest = self._loop.time() - bounds.ZOOKEEPER_REQUEST_S
         for batch in self._flight:
             for item in batch.items:
@@ -486,7 +483,7 @@ class WritePipeline:
             self._queue = deque(write for write in self._queue if not write.done.done())
         self._pump()
 
-    def _leave(self, size: int) -> None:
+    def _uncount(self, size: int) -> None:
         self._queued_bytes -= size
 
     def _refusal(self) -> MetadataError | None:
@@ -504,4 +501,4 @@ class WritePipeline:
 
 
 def _ignore(_answer: Answer) -> None:
-    """For what need not succeed: if it matters, a later request says so."""
+    """Ignore the answer of a request that need not succeed: if it matters, a later one fails."""

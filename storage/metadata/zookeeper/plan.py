@@ -1,13 +1,4 @@
-"""What one write does in ZooKeeper: a list of operations that take effect together.  Pure.
-
-Rules:
-
-- What is known may be old.  A plan names the version of all that it builds on, so one that was made
-  on old knowledge changes nothing; an error made of it must be verified by a newer read.
-- Index entries change only together with their record, so they need no version of their own.
-- An ephemeral record belongs to the session that made the node.  A put of another session, or of
-  none, makes it anew.
-"""
+"""Plans: the operations of ZooKeeper, taking effect together, that make one write.  Pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -44,17 +35,21 @@ Write = Put | SequencePut | Delete
 
 
 class Plan(NamedTuple):
-    """What is sent, and what will be known once it has taken effect."""
+    """The requests of one write, and the state once they have taken effect.
+
+    It names the versions of all nodes that it builds on, so a plan made on an old state changes
+    nothing.  An error made of such a state must be verified by a newer read.
+    """
 
     requests: tuple[Request, ...]
     key: str
     after: Node | None
     data: bytes
-    """What the record's node holds then."""
+    """The data of the record's node then."""
     size: int
-    """Of the requests, in bytes, at most."""
+    """Upper bound of the size of the requests, in bytes."""
     directory: Directory | None = None
-    """That of the key's level, if the plan changes it."""
+    """The directory of the key's level, if the plan changes it."""
 
 
 class _Parts:
@@ -90,6 +85,7 @@ class _Parts:
     def delete_entries(self, key: str, entries: Iterable[IndexEntry]) -> None:
         for entry in entries:
             path = self._layout.entry(entry, key)
+            # Entries change only together with their record, so they need no version.
             self.add(requests.delete(path, ANY_VERSION), path)
 
     def set_record(self, key: str, before: Node, after: Node, data: bytes) -> None:
@@ -116,7 +112,7 @@ class _Parts:
 def plan_put(
     layout: Layout, put: Put, current: Node | None, directory: Directory, life: str
 ) -> Plan:
-    """A put.  `life` is a new random name, for the case that a node is made.
+    """Plan a put.  `life` is a new random name, for the case that a node is made.
 
     Raises `PartitionMismatch`, `VersionConflict`, `InvalidMetadataRequest`, `RecordTooLarge`.
     """
@@ -136,6 +132,8 @@ def plan_put(
         data = encode_record(stored, current.life, put.value)
         parts.set_record(put.key, current, after, data)
     else:
+        # An ephemeral node belongs to the session that made it: a put of another session, or of
+        # none, makes it anew.
         after = Node(stored, life, 0)
         data = encode_record(stored, life, put.value)
         parts.delete_record(put.key, current)
@@ -146,7 +144,7 @@ def plan_put(
 def plan_sequence_put(
     layout: Layout, put: SequencePut, directory: Directory, others: bool, life: str
 ) -> Plan:
-    """A put under the next number.  `others`: the level has records, and is no sequence.
+    """Plan a put under the next number.  `others`: the level has records, and is no sequence.
 
     Raises `PartitionMismatch`, `InvalidMetadataRequest`, `RecordTooLarge`.
     """
@@ -175,7 +173,10 @@ def plan_sequence_put(
 
 
 def plan_delete(layout: Layout, delete: Delete, current: Node | None) -> Plan | None:
-    """A delete, None if there is nothing.  Raises `PartitionMismatch`, `VersionConflict`."""
+    """Plan a delete; None if there is no record.
+
+    Raises `PartitionMismatch`, `VersionConflict`.
+    """
     _check(delete.key, current, delete.partition, delete.expect)
     if current is None:
         return None

@@ -1,11 +1,7 @@
-"""Requests to ZooKeeper as the client library takes them, and what their answers mean.
+"""Requests to ZooKeeper as the client library takes them, and the meaning of their answers.
 
-Rules:
-
-- The library's own requests are used where it has them.  It lacks three of ZooKeeper 3.6: reads of
-  many nodes in one request, persistent watches, and their removal; they are written here.
-- `Multi` is the library's transaction with an answer that says which operation failed.
-- An answer is a value or a `Failure`; everything that leaves the outcome open is `uncertain`.
+The library lacks three requests of ZooKeeper 3.6, which are written here: reads of many nodes at
+once, persistent watches, and their removal.
 """
 
 import enum
@@ -29,9 +25,9 @@ from kazoo.protocol.states import ZnodeStat
 from kazoo.security import OPEN_ACL_UNSAFE
 
 ANY_VERSION = -1
-"""ZooKeeper takes it for "whatever the version"; never a version that was read."""
+"""ZooKeeper takes it for any version; it is never a version that was read."""
 REQUEST_OVERHEAD_BYTES = 128
-"""What an operation of a multi has beside its path and value, at most: the ACL for most of it."""
+"""Bytes of an operation of a multi beside its path and value, at most; most are the ACL."""
 
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _HEADER = struct.Struct("!iBi")
@@ -42,10 +38,10 @@ _ERROR_TYPE = -1
 
 
 class Failure(enum.IntEnum):
-    """Why a request failed (the numbers of ZooKeeper)."""
+    """The reason of a failed request (the numbers of ZooKeeper)."""
 
     ROLLED_BACK = 0
-    """Of an operation of a multi: another one failed."""
+    """Another operation of the same multi failed."""
     CONNECTION_LOSS = -4
     NO_NODE = -101
     NO_AUTH = -102
@@ -65,12 +61,12 @@ class Failure(enum.IntEnum):
 
 _UNCERTAIN = frozenset({Failure.CONNECTION_LOSS, Failure.SESSION_EXPIRED, Failure.OTHER})
 _NOT_TRIED = -2
-"""What the server answers for the operations of a multi after the one that failed."""
+"""The server's code for the operations of a multi after the one that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What ZooKeeper knows of a node beside its value."""
+    """The metadata of a node."""
 
     czxid: int
     mzxid: int
@@ -78,12 +74,12 @@ class Stat:
     owner: int
     """The session of an ephemeral node, else 0."""
     mtime_ms: int = 0
-    """When it was written last, by the servers' clock."""
+    """Time of the last write, by the servers' clock, in Unix ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultiResult:
-    """What became of a multi: no failure, or which operation failed (by its place) and why."""
+    """The result of a multi: no failure, or the place of the operation that failed and why."""
 
     failed: int | None = None
     failure: Failure = Failure.ROLLED_BACK
@@ -92,16 +88,16 @@ class MultiResult:
 Value: TypeAlias = (
     bool | str | Stat | tuple[bytes, Stat] | list[str] | MultiResult | list["Read"] | None
 )
-"""What a request is answered with; each function below says which."""
+"""The answer to a request; each function below says which one."""
 Read: TypeAlias = tuple[bytes, Stat] | list[str] | Failure
 """One part of the answer to `read_many`."""
 
 
 class Request(Protocol):
-    """What the library sends."""
+    """A request that the library can send."""
 
     def serialize(self) -> bytes:
-        """Its body, without length, number and type."""
+        """The body, without length, number and type."""
         ...
 
 
@@ -145,25 +141,25 @@ def check(path: str, version: int) -> Request:
 
 
 def get_data(path: str) -> Request:
-    """Answered with the value and the `Stat`."""
+    """The value of a node.  Answered with the value and the `Stat`."""
     made: Request = GetData(path, None)
     return made
 
 
 def exists(path: str) -> Request:
-    """Answered with the `Stat`, or None."""
+    """Whether a node exists.  Answered with the `Stat`, or None."""
     made: Request = Exists(path, None)
     return made
 
 
 def get_children(path: str) -> Request:
-    """Answered with the names of the children, in no order."""
+    """The children of a node.  Answered with their names, in no order."""
     made: Request = GetChildren(path, None)
     return made
 
 
 def sync(path: str) -> Request:
-    """The server that is asked catches up with the leader.  Answered with the path."""
+    """Make the server catch up with the leader.  Answered with the path."""
     made: Request = Sync(path)
     return made
 
@@ -179,19 +175,19 @@ def multi(operations: Sequence[Request]) -> Request:
 
 
 def add_watch(path: str, *, recursive: bool) -> Request:
-    """Tell of the node, and all below it if recursive, until removed.  It need not exist."""
+    """Watch a node, and all below it if recursive, until removed.  It need not exist."""
     return _AddWatch(path, 1 if recursive else 0)
 
 
 def remove_watch(path: str) -> Request:
-    """Tell of the node no more."""
+    """Stop watching a node."""
     return _RemoveWatch(path)
 
 
-class Ready:
-    """A request whose body is made: what the library's thread does with it cannot fail any more.
+class EncodedRequest:
+    """A request with its body, which the library's thread can send without an error.
 
-    Raises what the request does where it cannot be written.
+    Raises the request's error if it cannot be encoded.
     """
 
     __slots__ = ("_body", "_request", "type")
@@ -206,17 +202,17 @@ class Ready:
         return self._body
 
     def deserialize(self, buffer: bytes, offset: int) -> object:
-        """What the answer says."""
+        """The value of an answer."""
         return self._request.deserialize(buffer, offset)  # type: ignore[attr-defined]
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What an error of the library means."""
+    """The failure that an error of the library means."""
     return _failure(error.code) if isinstance(error, ZookeeperError) else Failure.OTHER
 
 
 def value_of(value: object) -> Value:
-    """An answer of the library, as said above."""
+    """The `Value` of an answer of the library."""
     if isinstance(value, ZnodeStat):
         return _stat(value)
     if isinstance(value, tuple):

@@ -1,15 +1,4 @@
-"""Sessions: each is one of ZooKeeper, with a connection of its own.
-
-Rules:
-
-- It ends with its connection: by `close`, when the server expires it, or when this process finds
-  that the server may have expired it.
-- A beat asks the server for an answer three times in the timeout.  The server has surely heard of
-  the session when the last answered beat was sent, so it cannot have expired it earlier than a
-  timeout after that; at that time the session is told to be lost here, if no newer beat has been
-  answered.  A process that was frozen for longer finds so at its first timer.
-- The timeout is the one that the server agreed to: 2 to 20 of its ticks.
-"""
+"""Sessions of the store, each of which is one of ZooKeeper, with a connection of its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -37,7 +26,11 @@ _log = structlog.get_logger(__name__)
 
 
 class ZooKeeperSession(Session):
-    """A session of ZooKeeper, on a connection of its own. States: alive, then lost."""
+    """A session of ZooKeeper, on a connection of its own.  States: alive, then lost.
+
+    It ends by `close`, when the server expires it, or when this process finds that the server may
+    have expired it.  The timeout is the one that the server agreed to: 2 to 20 of its ticks.
+    """
 
     def __init__(
         self,
@@ -50,23 +43,24 @@ class ZooKeeperSession(Session):
         ended: Callable[["ZooKeeperSession"], Awaitable[None]],
         changed: Callable[[], None],
     ) -> None:
-        """`settled` waits until what the store asked for before is answered.
+        """`settled` waits until all earlier requests of the store are answered.
 
-        `ended` is awaited once the ephemerals are gone; `changed`: the connection did so.
+        `ended` is awaited once the ephemerals are gone.  `changed` is called when the state of the
+        connection has changed.
         """
         self._loop = asyncio.get_running_loop()
         self.layout = layout
-        """That of its store, which tells sessions of two stores apart."""
+        """The layout of its store, by which sessions of two stores differ."""
         self._settled = settled
         self._ended = ended
         self._changed = changed
         self._lost = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
+        self._answered_at = 0.0
         self._timeout_s = timeout_ms / 1000
         self._ending: asyncio.Task[None] | None = None
         self.session_id = 0
-        """ZooKeeper's number of it, once it is open."""
+        """ZooKeeper's number of the session, once it is open."""
         self.client = ZooKeeperClient(
             servers,
             session_timeout_ms=timeout_ms,
@@ -77,12 +71,12 @@ class ZooKeeperSession(Session):
         """The connection that ephemeral records are put through."""
 
     async def open(self, identity: str, rng: Random) -> None:
-        """Begin.  Raises `MetadataError`."""
+        """Connect and begin the heartbeats.  Raises `MetadataError`."""
         try:
             begun_at = self._loop.time()
             await self.client.connect()
             self._timeout_s = self.client.negotiated_ms / 1000
-            self._heard_at = begun_at
+            self._answered_at = begun_at
             self.session_id = self.client.session_id
             name = f"{self.layout.sessions}/{rng.getrandbits(NAME_BITS):x}"
             request = requests.create(name, identity.encode(), ephemeral=True)
@@ -116,7 +110,7 @@ class ZooKeeperSession(Session):
         await asyncio.shield(ending)
 
     def end(self) -> "asyncio.Task[None]":
-        """Say that it is lost, and end it at the server."""
+        """Mark it lost, and end it at the server."""
         self._lost.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -133,26 +127,28 @@ class ZooKeeperSession(Session):
 
     def _state_changed(self, state: Connection) -> None:
         if state is Connection.LOST and self._timer is not None:
-            self._tell_lost("the server expired it")
+            self._mark_lost("the server expired it")
         self._changed()
 
     def _beat(self) -> None:
         now = self._loop.time()
-        left_s = self._heard_at + self._timeout_s - now
+        # The server knew of the session when the last answered heartbeat was sent, so it does not
+        # expire it earlier than a timeout after that.
+        left_s = self._answered_at + self._timeout_s - now
         if left_s <= 0:
-            self._tell_lost("the server was not heard of for its timeout")
+            self._mark_lost("the server was not heard of for its timeout")
             return
         if not self.lost:
             pause_s = min(left_s, self._timeout_s / BEATS_PER_TIMEOUT)
             self._timer = self._loop.call_later(pause_s, self._beat)
             request = requests.exists(self.layout.sessions)
-            self.client.submit(request, bind(self._heard, now))
+            self.client.submit(request, bind(self._beat_answered, now))
 
-    def _heard(self, sent_at: float, answer: Answer) -> None:
+    def _beat_answered(self, sent_at: float, answer: Answer) -> None:
         if answer.failure is None:
-            self._heard_at = max(self._heard_at, sent_at)
+            self._answered_at = max(self._answered_at, sent_at)
 
-    def _tell_lost(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         if not self.lost:
             _log.warning("metadata_session_expired", id=self.session_id, reason=why)
         self.end()

@@ -1,8 +1,6 @@
 """The metadata store on ZooKeeper 3.6 or newer.
 
-Rules are those of its parts: `layout.py` (where things are), `pipeline.py` (writes), `reading.py`,
-`watching.py` and `sessions.py`.  What ZooKeeper cannot give as other stores do is in
-docs/decisions/zookeeper-fallbacks.md.
+docs/decisions/zookeeper-fallbacks.md has what ZooKeeper does otherwise than the other stores.
 """
 
 import asyncio
@@ -16,7 +14,7 @@ from config import bounds
 from storage.clock import Clock
 from storage.metadata import operations
 from storage.metadata.access import StoreAccess
-from storage.metadata.checked import CheckedStore
+from storage.metadata.checked_store import CheckedStore
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.store import (
@@ -37,10 +35,10 @@ from storage.metadata.zookeeper.client import (
 from storage.metadata.zookeeper.layout import Layout
 from storage.metadata.zookeeper.pipeline import WritePipeline
 from storage.metadata.zookeeper.plan import Write
-from storage.metadata.zookeeper.reading import RecordReader
+from storage.metadata.zookeeper.record_reader import RecordReader
 from storage.metadata.zookeeper.requests import Failure
 from storage.metadata.zookeeper.sessions import ZooKeeperSession
-from storage.metadata.zookeeper.watching import NodeWatches
+from storage.metadata.zookeeper.watches import NodeWatches
 
 
 class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
@@ -54,7 +52,7 @@ class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
         identity: str,
         access: StoreAccess | None,
     ) -> None:
-        """On the running loop; use `open`."""
+        """Use `open`.  Made on the running loop."""
         super().__init__(clock)
         self._address = address
         self._rng = rng
@@ -84,10 +82,10 @@ class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
         identity: str | None = None,
         access: StoreAccess | None = None,
     ) -> "ZooKeeperMetadataStore":
-        """Connect and make what is missing of the tree.
+        """Connect and make the missing nodes of the tree.
 
-        `identity` is for people who look at it: host and process if it is left out.
-        Raises `MetadataError`.
+        `identity` names this process for operators who inspect the tree: host and process if it is
+        left out.  Raises `MetadataError`.
         """
         identity = identity or f"{platform.node()}:{os.getpid()}"
         store = cls(address, clock, rng, identity, access)
@@ -203,15 +201,15 @@ class ZooKeeperMetadataStore(CheckedStore[ZooKeeperSession]):
                     ) from error
 
     async def _session_ended(self, session: ZooKeeperSession) -> None:
-        """Its ephemerals are gone at one server: the one that is read here may be behind."""
         self._sessions.discard(session)
         self._writes.connection_changed()
+        # Its ephemerals are gone at one server: the one that reads use may be behind.
         await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """All that was asked for is answered, and what is read next is not older than now."""
+        """Wait until all requests are answered, and later reads are not older than now."""
         if not self._client.connected:
-            return  # who reads waits for the next connection
+            return  # reads wait for the next connection
         try:
             await self._client.call(requests.sync(self._layout.records))
         except (RequestFailed, MetadataError):

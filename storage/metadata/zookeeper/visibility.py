@@ -1,11 +1,4 @@
-"""Writes through the connection of a session that took effect, until reads see them.
-
-Rules:
-
-- Reads go through the other connection, which may be one to a server that is behind: an outcome is
-  told after a `sync` there.  One that fails is asked for again.
-- After `ZOOKEEPER_VISIBLE_S` the caller is told that the write took effect and may not be seen yet.
-"""
+"""Writes through the connection of a session that took effect, until reads see them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,11 +13,16 @@ from storage.metadata.zookeeper.writes import Outcome, PendingWrite
 Outcomes = Sequence[tuple[PendingWrite, Outcome]]
 
 
-class UntilVisible:
-    """Holds back the answers of writes through sessions until reads show them."""
+class VisibilityBarrier:
+    """Holds back the outcomes of writes through sessions until reads show them.
+
+    Reads go through another connection, whose server may be behind: an outcome is given after a
+    `sync` there.  After `ZOOKEEPER_VISIBLE_S` the caller gets an error that says that the write
+    took effect.
+    """
 
     def __init__(self, client: ZooKeeperClient, path: str) -> None:
-        """`client` is the one of reads, `path` what they are below."""
+        """`client` is the one of reads, which are below `path`."""
         self._client = client
         self._path = path
         self._loop = asyncio.get_running_loop()
@@ -32,13 +30,13 @@ class UntilVisible:
         self._added = 0
 
     def add(self, outcomes: Outcomes) -> None:
-        """Tell these once they can be read."""
+        """Complete these writes once they can be read."""
         self._added += 1
         self._waiting[self._added] = (self._loop.time() + bounds.ZOOKEEPER_VISIBLE_S, outcomes)
         self._ask(self._added)
 
-    def look(self) -> None:
-        """Tell those who have waited for too long."""
+    def expire(self) -> None:
+        """Fail the writes that have waited for too long."""
         now = self._loop.time()
         for number, (deadline, outcomes) in list(self._waiting.items()):
             if deadline <= now:
@@ -47,13 +45,13 @@ class UntilVisible:
                     write.complete(_not_seen(write))
 
     def pending(self) -> "list[asyncio.Future[Outcome]]":
-        """Who waits."""
+        """The futures of the writes that wait."""
         return [write.done for _, outcomes in self._waiting.values() for write, _ in outcomes]
 
     def close(self) -> None:
-        """Nothing is read here any more: tell the others."""
+        """Complete all: nothing is read by this store any more."""
         for number in list(self._waiting):
-            self._tell(number)
+            self._complete(number)
 
     def _ask(self, number: int) -> None:
         if number not in self._waiting:
@@ -61,13 +59,13 @@ class UntilVisible:
 
         def answered(answer: Answer) -> None:
             if answer.failure is None:
-                self._tell(number)
+                self._complete(number)
             else:
                 self._loop.call_later(bounds.ZOOKEEPER_RECONNECT_MAX_S, self._ask, number)
 
         self._client.submit(requests.sync(self._path), answered)
 
-    def _tell(self, number: int) -> None:
+    def _complete(self, number: int) -> None:
         _, outcomes = self._waiting.pop(number, (0.0, ()))
         for write, outcome in outcomes:
             write.complete(outcome)

@@ -1,11 +1,4 @@
-"""Writes on their way, and batches of them: what waits, what was sent, what became of it.
-
-Rules:
-
-- A batch is one multi: its writes take effect together or not at all.  No key is in it twice, as
-  ZooKeeper gives all changes of a multi one number, and versions are these numbers.
-- A batch that failed names the write that is to blame; that one is tried alone from then on.
-"""
+"""Writes on their way, batches of them, and their errors."""
 
 import asyncio
 from typing import Protocol
@@ -26,7 +19,7 @@ _log = structlog.get_logger(__name__)
 Outcome = PutResult | bool
 
 
-class Lane(Protocol):
+class SessionConnection(Protocol):
     """The session of an ephemeral record, as writes need it."""
 
     @property
@@ -46,29 +39,30 @@ class PendingWrite:
     __slots__ = (
         "asked_at",
         "done",
-        "lane",
         "loading",
         "others",
         "request",
+        "session",
         "tries",
         "verified",
     )
 
-    def __init__(self, request: Write, lane: Lane | None, now: float) -> None:
+    def __init__(self, request: Write, session: SessionConnection | None, now: float) -> None:
         self.request = request
-        self.lane = lane
+        self.session = session
         self.asked_at = now
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.loading = False
         self.verified = False
-        """What it needs was read behind a sync, with nothing in flight, since it was tried last."""
+        """The state that it needs was read behind a sync, with nothing in flight, since its last
+        try."""
         self.others = False
-        """Of a sequence put: the level had records."""
+        """For a sequence put: the level had records."""
         self.tries = 0
 
     @property
     def level(self) -> str:
-        """That of its key."""
+        """The level of its key."""
         request = self.request
         return request.prefix if isinstance(request, SequencePut) else level_of(request.key)
 
@@ -79,7 +73,7 @@ class PendingWrite:
         return request.prefix if isinstance(request, SequencePut) else request.key
 
     def complete(self, outcome: Outcome | Exception) -> None:
-        """Tell who still waits."""
+        """Give the outcome to the caller, if it still waits."""
         if self.done.done():
             return
         if isinstance(outcome, Exception):
@@ -88,8 +82,8 @@ class PendingWrite:
             self.done.set_result(outcome)
 
 
-class Planned:
-    """A write in a batch."""
+class PlannedWrite:
+    """A write in a batch, with its plan and the state before."""
 
     __slots__ = ("plan", "undo", "write")
 
@@ -100,14 +94,14 @@ class Planned:
 
 
 class Batch:
-    """Writes that are sent together."""
+    """Writes that are sent as one multi: they take effect together or not at all."""
 
-    __slots__ = ("_keys", "answer", "items", "lane", "size")
+    __slots__ = ("_keys", "answer", "items", "session", "size")
 
     def __init__(self) -> None:
-        self.lane: Lane | None = None
-        """That of its writes."""
-        self.items: list[Planned] = []
+        self.session: SessionConnection | None = None
+        """The session of its writes."""
+        self.items: list[PlannedWrite] = []
         self.answer: Answer | None = None
         self.size = 0
         self._keys: set[str] = set()
@@ -117,37 +111,38 @@ class Batch:
         if not self.items:
             return True
         return (
-            write.lane is self.lane
+            write.session is self.session
             and not write.tries
             and not self.items[0].write.tries
             and len(self.items) < bounds.ZOOKEEPER_BATCH_WRITES
+            # All changes of a multi get one number, and versions are these numbers.
             and write.name not in self._keys
         )
 
     def fits(self, plan: Plan) -> bool:
-        """Whether there is room for a plan."""
+        """Whether the requests of a plan fit into the bound of bytes."""
         return not self.items or self.size + plan.size <= bounds.ZOOKEEPER_BATCH_BYTES
 
-    def add(self, item: Planned) -> None:
-        """It joins."""
-        self.lane = item.write.lane
+    def add(self, item: PlannedWrite) -> None:
+        """Add a write."""
+        self.session = item.write.session
         self.items.append(item)
         self.size += item.plan.size
         self._keys.add(item.plan.key)
 
     def requests(self) -> list[Request]:
-        """What is sent, without the guard."""
+        """The requests of all writes, without the guard's."""
         return [request for item in self.items for request in item.plan.requests]
 
     @property
     def took_effect(self) -> bool:
-        """Whether the answer says so."""
+        """Whether the answer says that it took effect."""
         result = self._result
         return result is not None and result.failed is None
 
     @property
     def is_lost(self) -> bool:
-        """Whether there was no answer, so that only the guard can tell."""
+        """Whether its answer was lost, so that only the guard shows its effect."""
         return self.answer is not None and self.answer.failure is not None
 
     @property
@@ -158,12 +153,12 @@ class Batch:
 
     @property
     def failed_at_guard(self) -> bool:
-        """Whether it went down with the batch before it."""
+        """Whether its first operation failed, as the batch before it had no effect."""
         result = self._result
         return result is not None and result.failed == 0
 
-    def to_blame(self) -> Planned | None:
-        """Whose operation failed, None if it was none's."""
+    def to_blame(self) -> PlannedWrite | None:
+        """The write whose operation failed; None if it was the guard's, or none."""
         result = self._result
         if result is None or not result.failed:
             return None
@@ -181,12 +176,12 @@ class Batch:
 
 
 def session_lost() -> SessionLost:
-    """For a put of a session that has ended."""
+    """The error of a put of a session that has ended."""
     return SessionLost("The session has ended: open a new one and put the ephemerals again.")
 
 
 def contended(write: PendingWrite) -> MetadataError:
-    """For a write that others came in between of again and again."""
+    """The error of a write whose record other processes changed at each try."""
     return MetadataError(
         f"{write.name!r} was changed by others {bounds.ZOOKEEPER_TRIES} times while it was to be "
         "written; nothing was stored: try again."
@@ -194,7 +189,7 @@ def contended(write: PendingWrite) -> MetadataError:
 
 
 def outcome_unknown(write: PendingWrite) -> MetadataError:
-    """For a write that was sent."""
+    """The error of a write that was sent and has no answer."""
     return MetadataError(
         f"ZooKeeper did not say whether the write of {write.name!r} took effect, so that is "
         "unknown: read the record, and look at ZooKeeper's servers."
@@ -202,7 +197,7 @@ def outcome_unknown(write: PendingWrite) -> MetadataError:
 
 
 def defect_at(write: PendingWrite, error: Exception) -> MetadataDefect:
-    """For a write that was not sent, as a defect of ours came in between; logs it."""
+    """The error of a write that was not sent because of a bug of this store; it is logged."""
     _log.error("write_failed_unexpectedly", key=write.name, exc_info=error)
     failed = MetadataDefect(
         f"The write of {write.name!r} could not be made ({error!r}); nothing was stored: this is "
@@ -213,7 +208,7 @@ def defect_at(write: PendingWrite, error: Exception) -> MetadataDefect:
 
 
 def not_settled(write: PendingWrite, error: Exception) -> MetadataError:
-    """For a write that was sent before a defect of ours."""
+    """The error of a write that was sent before a bug of this store."""
     failed = MetadataError(
         f"Whether the write of {write.name!r} took effect is unknown, as its answer could not be "
         f"worked off ({error!r}): read the record; this is a bug, report it with the log."
@@ -223,7 +218,7 @@ def not_settled(write: PendingWrite, error: Exception) -> MetadataError:
 
 
 def not_stored() -> MetadataError:
-    """For a write that was not sent."""
+    """The error of a write that was not sent in time."""
     return MetadataError(
         f"ZooKeeper took no write for {bounds.ZOOKEEPER_REQUEST_S} s; nothing was stored: look at "
         "its servers and try again."

@@ -53,7 +53,7 @@ async def follow_from(store: OxiaMetadataStore, offset: int | None) -> Told:
     """What a follower is told that goes on behind an offset, until it was told something."""
     told = Told()
     follower = NotificationFollower(0, store._shards, told)
-    follower.place.offset = offset
+    follower.position.offset = offset
     async with asyncio.timeout(PATIENCE_S):
         while not told.batches:
             await asyncio.sleep(0.02)
@@ -64,7 +64,7 @@ async def follow_from(store: OxiaMetadataStore, offset: int | None) -> Told:
 
 async def test_a_follower_goes_on_where_it_was(store: OxiaMetadataStore) -> None:
     follower = store._set._followers[0]
-    before = follower.place.offset
+    before = follower.position.offset
     assert before is not None
     for n in range(40):
         await store.put(f"/n/{n}", b"")
@@ -76,7 +76,7 @@ async def test_a_follower_goes_on_where_it_was(store: OxiaMetadataStore) -> None
 async def test_a_gap_is_noticed(forgetful: OxiaServer) -> None:
     """The server goes on behind what it has forgotten and does not say so."""
     store = await open_store(forgetful.address)
-    before = store._set._followers[0].place.offset
+    before = store._set._followers[0].position.offset
     assert before is not None
     async with asyncio.timeout(PATIENCE_S):
         while (await follow_from(store, before)).gaps == 0:
@@ -86,7 +86,7 @@ async def test_a_gap_is_noticed(forgetful: OxiaServer) -> None:
 
 async def test_watchers_list_again_after_a_gap(store: OxiaMetadataStore) -> None:
     children, key = store.watch_children("/d"), store.watch_key("/k")
-    store._watching.gap(0)
+    store._watch_router.gap(0)
     for watch in (children, key):
         event = await asyncio.wait_for(anext(watch), PATIENCE_S)
         assert event.kind is EventKind.RESYNC
@@ -99,7 +99,7 @@ async def test_after_a_long_outage_watchers_list_again(
     store: OxiaMetadataStore, fresh_oxia: OxiaServer
 ) -> None:
     for follower in store._set._followers.values():
-        follower.place._kept_s = 0.0
+        follower.position._kept_s = 0.0
     watch = store.watch_key("/a")
     fresh_oxia.kill()
     await fresh_oxia.start()

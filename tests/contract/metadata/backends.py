@@ -15,7 +15,7 @@ from config import bounds
 from storage.clock import SystemClock
 from storage.metadata.open import open_metadata_store
 from storage.metadata.oxia.store import OxiaMetadataStore
-from storage.metadata.recent import RecentChanges
+from storage.metadata.recent_changes import RecentChanges
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataStore, Watch
 from storage.metadata.zookeeper.store import ZooKeeperMetadataStore

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from storage.metadata.counted import CountedMetadata
+from storage.metadata.counted_metadata import CountedMetadata
 from storage.metadata.election import WON, Election
 from storage.metadata.store import (
     EventKind,

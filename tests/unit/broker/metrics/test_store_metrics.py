@@ -13,7 +13,7 @@ from broker.metrics.stores import bookkeeper_metrics, metadata_metrics
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.bookie_client import BookieCounters, ReplyCode
 from storage.ledger.bookkeeper.ledger_services import LedgerCounters
-from storage.metadata.counted import CountedMetadata, WriteCounters
+from storage.metadata.counted_metadata import CountedMetadata, WriteCounters
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
     ABSENT,

@@ -43,7 +43,7 @@ from storage.metadata.store import (
     Session,
     Version,
 )
-from storage.metadata.wrapped import WrappedMetadataStore
+from storage.metadata.store_wrapper import MetadataStoreWrapper
 from tests.support.clocks import FakeClock
 from tests.support.waiting import until
 
@@ -329,7 +329,7 @@ class Process:
             await asyncio.Future()
 
 
-class ProcessMetadata(WrappedMetadataStore):
+class ProcessMetadata(MetadataStoreWrapper):
     """The metadata store as one process sees it."""
 
     def __init__(self, process: Process, store: MetadataStore) -> None:

@@ -12,12 +12,12 @@ from structlog.testing import capture_logs
 
 from storage.clock import SystemClock
 from storage.metadata import sqlite_file
-from storage.metadata.embedded import Waiting
+from storage.metadata.embedded_store import QueuedRequest
 from storage.metadata.operations import Operation
-from storage.metadata.recent import RecentChanges
+from storage.metadata.recent_changes import RecentChanges
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_file import SCHEMA_VERSION, UnknownMetadataFile, back_up
-from storage.metadata.sqlite_writer import Committed
+from storage.metadata.sqlite_writer import CommitResult
 from storage.metadata.store import EventKind, IndexEntry, MetadataError
 
 
@@ -47,7 +47,7 @@ class Commits:
         self._commit = store._files.writer.commit
         store._files.writer.commit = self.commit  # type: ignore[method-assign]
 
-    def commit(self, operations: Sequence[Operation]) -> Committed:
+    def commit(self, operations: Sequence[Operation]) -> CommitResult:
         self.groups.append(len(operations))
         self.started.set()
         if self.bug:
@@ -94,7 +94,7 @@ async def test_reads_go_on_during_a_commit(store: SqliteMetadataStore, path: Pat
 async def test_a_read_waits_until_watchers_know_as_much(store: SqliteMetadataStore) -> None:
     done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     store._reads += 1
-    store._tell_read(store._told_revision + 1, [Waiting(("/a",), done)], {})
+    store._deliver_read(store._published_revision + 1, [QueuedRequest(("/a",), done)], {})
     assert not done.done()
     watch = store.watch_key("/a")
     await store.put("/a", b"")
@@ -122,7 +122,7 @@ async def test_a_bug_in_what_is_remembered_keeps_nobody_waiting(
     await store.put("/a", b"old")
     early: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     store._reads += 1
-    store._tell_read(store._told_revision + 1, [Waiting(("/a",), early)], {})
+    store._deliver_read(store._published_revision + 1, [QueuedRequest(("/a",), early)], {})
     monkeypatch.setattr(RecentChanges, "take", broken)
     async with asyncio.timeout(20):
         with capture_logs() as logs:

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.batches import Batch, take_batch
-from storage.metadata.oxia.writes import Turn, Write
+from storage.metadata.oxia.writes import ExclusiveCall, Write
 from tests.unit.storage.metadata.oxia.writes_of import delete, put, sequence_put
 
 
-def take_all(*writes: Write | Turn, max_operations: int = 512) -> list[list[Write]]:
-    queue: deque[Write | Turn] = deque(writes)
+def take_all(*writes: Write | ExclusiveCall, max_operations: int = 512) -> list[list[Write]]:
+    queue: deque[Write | ExclusiveCall] = deque(writes)
     batches = []
     while queue:
         batches.append(take_batch(queue, max_operations=max_operations).writes)
-        if queue and isinstance(queue[0], Turn):
+        if queue and isinstance(queue[0], ExclusiveCall):
             queue.popleft()
     return batches
 
@@ -42,7 +42,9 @@ def test_a_sequence_put_after_a_delete_under_it_begins_a_request() -> None:
 def test_operations_and_bytes_are_bounded() -> None:
     writes = [put(f"/{n}") for n in range(7)]
     assert [len(batch) for batch in take_all(*writes, max_operations=3)] == [3, 3, 1]
-    queue: deque[Write | Turn] = deque([put(size=60), put(size=60), put(size=500), put(size=1)])
+    queue: deque[Write | ExclusiveCall] = deque(
+        [put(size=60), put(size=60), put(size=500), put(size=1)]
+    )
     sizes = []
     while queue:
         sizes.append([write.size for write in take_batch(queue, max_bytes=100).writes])
@@ -51,7 +53,7 @@ def test_operations_and_bytes_are_bounded() -> None:
 
 def test_a_batch_ends_before_a_turn() -> None:
     first, second = put("/a"), put("/b")
-    turn = Turn(Mock(), Mock(), 0.0)
+    turn = ExclusiveCall(Mock(), Mock(), 0.0)
     assert take_all(first, turn, second) == [[first], [second]]
 
 

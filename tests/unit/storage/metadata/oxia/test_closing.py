@@ -121,10 +121,10 @@ async def test_changes_on_a_shard_that_is_gone_let_watchers_list(
     batch = pb.NotificationBatch(shard=1, offset=9)
     batch.notifications["/a"].type = pb.KEY_MODIFIED
     batch.notifications["/a"].version_id = 9
-    store._watching.notified(1, batch)
+    store._watch_router.notified(1, batch)
     assert (await asyncio.wait_for(anext(watch), PATIENCE_S)).kind is EventKind.RESYNC
-    await until(lambda: not store._watching._reading)
-    assert not store._watching._changed
+    await until(lambda: not store._watch_router._reading)
+    assert not store._watch_router._changed
     await store.close()
 
 

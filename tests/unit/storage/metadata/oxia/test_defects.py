@@ -12,12 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from storage.clock import SystemClock
+from storage.metadata.oxia import lost_writes, records, shard_writer
 from storage.metadata.oxia import oxia_pb2 as pb
-from storage.metadata.oxia import records, settling, shard_writer
 from storage.metadata.oxia.connection import Peer
-from storage.metadata.oxia.issuing import Issuing
-from storage.metadata.oxia.settling import Answers, Settling
+from storage.metadata.oxia.lost_writes import Answers, LostWriteResolver
 from storage.metadata.oxia.store import OxiaMetadataStore
+from storage.metadata.oxia.write_issuer import WriteIssuer
 from storage.metadata.oxia.writes import Write
 from storage.metadata.store import EventKind, MetadataError, PutResult, Record
 from storage.metadata.watches import WatchHub
@@ -91,7 +91,7 @@ async def test_a_write_that_was_not_issued_counts_for_nothing(
     store: OxiaMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would stand in the way of others for ever: only so many may be outstanding."""
-    once(monkeypatch, Issuing, "issue", KeyError("a defect"))
+    once(monkeypatch, WriteIssuer, "issue", KeyError("a defect"))
     with pytest.raises(KeyError, match="a defect"):
         await store.put("/a", b"value")
     await store.put("/a", b"value")
@@ -139,7 +139,7 @@ async def test_a_look_at_what_was_sent_twice(
         return real(self, write, answer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Answers, "take", take)
-    once(monkeypatch, Settling, "recheck", KeyError("a defect"))
+    once(monkeypatch, LostWriteResolver, "recheck", KeyError("a defect"))
     with pytest.raises(MetadataError, match="outcome is unknown"):
         await asyncio.wait_for(store.put("/a", b""), PATIENCE_S)
     await asyncio.wait_for(store.put("/b", b""), PATIENCE_S)
@@ -188,7 +188,7 @@ async def test_a_record_that_cannot_be_understood_fails_its_own_read(
         return real(key, *others)  # type: ignore[arg-type]
 
     await asyncio.gather(*(store.put(key, b"1") for key in ("/a", "/bad")))
-    monkeypatch.setattr(settling, "found_record", found_record)
+    monkeypatch.setattr(lost_writes, "found_record", found_record)
     bad, good = await asyncio.wait_for(
         asyncio.gather(store.get("/bad"), store.get("/a"), return_exceptions=True), PATIENCE_S
     )
@@ -196,15 +196,15 @@ async def test_a_record_that_cannot_be_understood_fails_its_own_read(
     assert isinstance(good, Record)
 
     watches = [store.watch_key(key) for key in ("/bad", "/a")]
-    store._watching._known.clear()
+    store._watch_router._known.clear()
     batch = pb.NotificationBatch(shard=0, offset=9)
     for key in ("/bad", "/a"):
         batch.notifications[key].type = pb.KEY_MODIFIED
         batch.notifications[key].version_id = 9
-    store._watching.notified(0, batch)
+    store._watch_router.notified(0, batch)
     events = [await asyncio.wait_for(anext(each), PATIENCE_S) for each in watches]
     assert [each.kind for each in events] == [EventKind.RESYNC, EventKind.RESYNC]
-    await until(lambda: not store._watching._reading)
+    await until(lambda: not store._watch_router._reading)
 
 
 async def test_watcher_resyncs_after_a_defect_in_publishing(

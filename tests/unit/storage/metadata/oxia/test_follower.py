@@ -94,7 +94,7 @@ async def follow(leader: Leader, told: Told, *, late: bool = False) -> Notificat
         if late
         else NotificationFollower(SHARD, shards, told)
     )
-    await asyncio.wait_for(made.placed(), PATIENCE_S)
+    await asyncio.wait_for(made.wait_positioned(), PATIENCE_S)
     return made
 
 
@@ -149,12 +149,12 @@ async def test_the_stream_of_a_replaced_leader_is_left() -> None:
     """It would tell nothing any more, and not end."""
     leader, told = Leader(), Told()
     follower = await follow(leader, told)
-    follower.led_by(leader.address)
+    follower.set_leader(leader.address)
     leader.change("/a")
     await until(lambda: told.told == ["/a"])
     assert leader.asked == [None]
     leader.address = "other:1"
-    follower.led_by(leader.address)
+    follower.set_leader(leader.address)
     await until(lambda: leader.asked == [None, 1])
     leader.change("/b")
     await until(lambda: told.told == ["/a", "/b"])

@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.metadata.keys import exact_range
-from storage.metadata.oxia.index_hits import Enough, IndexRange, hits, is_enough, keys_in
-from storage.metadata.oxia.records import Found
+from storage.metadata.oxia.index_hits import HitLimit, IndexRange, hits, is_enough, keys_in
+from storage.metadata.oxia.records import ShardRecord
 from storage.metadata.store import IndexEntry, InvalidMetadataRequest, first_hits
 from tests.unit.storage.metadata.oxia.writes_of import found
 
 RANGE = IndexRange("i", "b", "e")
 
 
-def indexed(key: str, *index_keys: str, partition: str | None = None, size: int = 1) -> Found:
+def indexed(key: str, *index_keys: str, partition: str | None = None, size: int = 1) -> ShardRecord:
     entries = tuple(IndexEntry("i", each) for each in index_keys)
     return found(1, key=key, indexes=entries, partition=partition, value=b"v" * size)
 
 
 def told(
-    records: list[Found], limit: int | None = None, max_bytes: int | None = None
+    records: list[ShardRecord], limit: int | None = None, max_bytes: int | None = None
 ) -> list[tuple[str, str]]:
     first = first_hits(hits(records, RANGE, None), limit, max_bytes)
     return [(hit.index_key, hit.record.key) for hit in first]
@@ -47,7 +47,7 @@ def test_a_record_of_others_is_an_error_unless_one_key_is_asked_for() -> None:
     assert keys_in(other, IndexRange("i", *exact_range("b"))) == ["b"]
 
 
-def bounds_of(bound: Enough) -> tuple[int | None, int | None]:
+def bounds_of(bound: HitLimit) -> tuple[int | None, int | None]:
     return bound.limit, bound.max_bytes
 
 
@@ -58,11 +58,11 @@ RECORDS = st.lists(
 
 @given(
     RECORDS,
-    st.builds(Enough, st.none() | st.integers(0, 6), st.none() | st.integers(1, 20)),
+    st.builds(HitLimit, st.none() | st.integers(0, 6), st.none() | st.integers(1, 20)),
     st.integers(0, 30),
 )
 def test_limited_scan_keeps_the_first_hits(
-    lists: list[list[str]], bound: Enough, taken: int
+    lists: list[list[str]], bound: HitLimit, taken: int
 ) -> None:
     """A shard tells a record for each entry in the range, by secondary key."""
     records = [indexed(f"/{n}", *keys, size=n * 5 % 7) for n, keys in enumerate(lists)]

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.metadata.oxia.notifications import Place, Step
+from storage.metadata.oxia.notifications import NotificationPosition, Step
 
 KEPT_S = 100.0
 
 
 def test_the_first_batch_tells_the_place() -> None:
-    place = Place()
+    place = NotificationPosition()
     assert place.resume(0.0) is None
     assert place.take(41) is Step.FIRST
     assert place.take(42) is Step.NEXT
@@ -17,7 +17,7 @@ def test_the_first_batch_tells_the_place() -> None:
 
 
 def test_repeated_offset_is_dropped_and_a_jump_is_a_gap() -> None:
-    place = Place()
+    place = NotificationPosition()
     place.take(10)
     assert place.take(10) is Step.REPEATED
     assert place.take(9) is Step.REPEATED
@@ -27,7 +27,7 @@ def test_repeated_offset_is_dropped_and_a_jump_is_a_gap() -> None:
 
 
 def test_a_short_outage_is_resumed() -> None:
-    place = Place(kept_s=KEPT_S)
+    place = NotificationPosition(kept_s=KEPT_S)
     place.take(10)
     place.lost(1000.0, was_connected=True)
     place.lost(1020.0, was_connected=False)
@@ -36,7 +36,7 @@ def test_a_short_outage_is_resumed() -> None:
 
 
 def test_after_half_the_time_of_keeping_nothing_is_resumed() -> None:
-    place = Place(kept_s=KEPT_S)
+    place = NotificationPosition(kept_s=KEPT_S)
     place.take(10)
     place.lost(1000.0, was_connected=True)
     place.lost(1049.0, was_connected=False)
@@ -48,7 +48,7 @@ def test_after_half_the_time_of_keeping_nothing_is_resumed() -> None:
 
 
 def test_a_stream_that_was_answered_begins_the_outage_anew() -> None:
-    place = Place(kept_s=KEPT_S)
+    place = NotificationPosition(kept_s=KEPT_S)
     place.take(10)
     place.lost(1000.0, was_connected=True)
     place.lost(1049.0, was_connected=True)
@@ -58,7 +58,7 @@ def test_a_stream_that_was_answered_begins_the_outage_anew() -> None:
 @given(st.lists(st.integers(0, 30), min_size=1))
 def test_nothing_is_missed_without_a_gap(offsets: list[int]) -> None:
     """Every offset above the first is seen once, in order, or a gap is told before a later one."""
-    place = Place()
+    place = NotificationPosition()
     seen: list[int] = []
     for offset in offsets:
         step = place.take(offset)

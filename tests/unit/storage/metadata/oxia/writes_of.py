@@ -3,7 +3,7 @@
 from unittest.mock import Mock
 
 from storage.metadata.operations import Delete, Put, SequencePut
-from storage.metadata.oxia.records import Found, Note, delete_request, put_request
+from storage.metadata.oxia.records import Note, ShardRecord, delete_request, put_request
 from storage.metadata.oxia.routing import version_of
 from storage.metadata.oxia.writes import Write, WriteOperation
 from storage.metadata.store import IndexEntry, Record
@@ -40,7 +40,7 @@ def found(
     indexes: tuple[IndexEntry, ...] = (),
     value: bytes = b"",
     partition: str | None = None,
-) -> Found:
+) -> ShardRecord:
     version = version_of(version_id, SHARD)
     record = Record(key, value, version, 3, 1, 2, False, partition)
-    return Found(record, SHARD, version_id, put_id, indexes, None)
+    return ShardRecord(record, SHARD, version_id, put_id, indexes, None)

@@ -62,7 +62,7 @@ def put(
     )
 
 
-class FakeLane:
+class FakeSession:
     """A session, on another connection to the same tree."""
 
     def __init__(self, tree: FakeTree) -> None:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from config import bounds
 from storage.metadata.zookeeper import requests
-from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _Awaited
+from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _PendingAnswer
 from storage.metadata.zookeeper.requests import Answer, Failure, Request
 from tests.support.bounds import set_bound
 from tests.support.waiting import until
@@ -260,9 +260,9 @@ async def test_a_request_that_cannot_be_handed_over_takes_no_answer_along(
 ) -> None:
     set_bound(monkeypatch, "ZOOKEEPER_WINDOW", 1)
     client = fresh_client()
-    taken: list[_Awaited] = []
+    taken: list[_PendingAnswer] = []
 
-    def take(_: Request, awaited: _Awaited) -> None:
+    def take(_: Request, awaited: _PendingAnswer) -> None:
         if taken:
             raise RuntimeError("defect")
         taken.append(awaited)
@@ -305,9 +305,9 @@ async def test_pauses_grow_until_a_connection_lasts(monkeypatch: pytest.MonkeyPa
 
     def connect_and_end(lasted_s: float) -> None:
         nonlocal now
-        client._tell_state(Connection.CONNECTED)
+        client._take_state(Connection.CONNECTED)
         now += lasted_s
-        client._tell_state(Connection.LOST)
+        client._take_state(Connection.LOST)
         client._library_ended(None)
         assert client._restart is not None
         pauses.append(client._restart.when() - now)

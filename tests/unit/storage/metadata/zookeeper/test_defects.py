@@ -19,7 +19,7 @@ from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
     PATIENCE_S,
-    FakeLane,
+    FakeSession,
     add,
     fresh_tree,
     pipeline,
@@ -180,7 +180,7 @@ async def test_write_given_up_in_a_session_ends_before_others_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tree = fresh_tree()
-    lane = FakeLane(tree)
+    lane = FakeSession(tree)
     submit, held = lane.connection.submit, list[tuple[Request, Done]]()
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         await writes.submit(lane.put("/e", b"0"), lane)
@@ -248,7 +248,7 @@ async def test_ephemeral_put_not_visible_in_time_fails(
     set_bound(monkeypatch, "ZOOKEEPER_LOOK_S", 0.02)
     set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
     tree = fresh_tree()
-    lane = FakeLane(tree)
+    lane = FakeSession(tree)
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
         submit = client.submit
         await writes.submit(lane.put("/e", b"1"), lane)

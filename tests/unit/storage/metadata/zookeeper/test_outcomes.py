@@ -9,7 +9,7 @@ from storage.metadata.zookeeper.layout import Node, encode_record
 from storage.metadata.zookeeper.outcomes import Effect, Evidence, effect_of
 from storage.metadata.zookeeper.plan import Plan
 from storage.metadata.zookeeper.requests import Failure, Read, Stat
-from storage.metadata.zookeeper.writes import PendingWrite, Planned
+from storage.metadata.zookeeper.writes import PendingWrite, PlannedWrite
 
 STORED = Stored(Version(1), 0, 1, 1, None, None, ())
 MINE = encode_record(STORED, "aa", b"mine")
@@ -19,11 +19,11 @@ BEFORE = Node(STORED, "aa", 4)
 UNKNOWN = Evidence(Effect.UNKNOWN)
 
 
-def planned(*, before: Node | None = BEFORE, deletes: bool = False) -> Planned:
+def planned(*, before: Node | None = BEFORE, deletes: bool = False) -> PlannedWrite:
     after = None if deletes else BEFORE
     plan = Plan((), "/a", after, b"" if deletes else MINE, 0)
     write: PendingWrite = None  # type: ignore[assignment]
-    return Planned(write, plan, Undo(True, before, None))
+    return PlannedWrite(write, plan, Undo(True, before, None))
 
 
 def read(data: bytes, version: int) -> Read:
@@ -47,7 +47,7 @@ def read(data: bytes, version: int) -> Read:
         (planned(deletes=True), read(OTHER, 4), UNKNOWN),
     ],
 )
-def test_one_record(item: Planned, found: Read, evidence: Evidence) -> None:
+def test_one_record(item: PlannedWrite, found: Read, evidence: Evidence) -> None:
     assert effect_of([item], [found]) == evidence
 
 

@@ -22,7 +22,7 @@ from tests.support.bounds import set_bound
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
     PATIENCE_S,
-    FakeLane,
+    FakeSession,
     add,
     delete,
     fresh_tree,
@@ -261,7 +261,7 @@ async def test_closing_the_pipeline_answers_waiting_writes() -> None:
 
 async def test_ephemeral_records_belong_to_their_session_and_change_hands() -> None:
     tree = fresh_tree()
-    lanes = [FakeLane(tree), FakeLane(tree)]
+    lanes = [FakeSession(tree), FakeSession(tree)]
     entries = (IndexEntry("i", "k"),)
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
         outcomes = await asyncio.gather(
@@ -290,7 +290,7 @@ async def test_ephemeral_records_belong_to_their_session_and_change_hands() -> N
 
 async def test_a_cancelled_write_of_a_session_takes_no_other_along() -> None:
     tree = fresh_tree()
-    lane = FakeLane(tree)
+    lane = FakeSession(tree)
 
     def refuse(request: Request, done: Done) -> None:
         raise AssertionError("it went through the session")
@@ -306,7 +306,7 @@ async def test_a_cancelled_write_of_a_session_takes_no_other_along() -> None:
 
 async def test_a_lost_session_puts_nothing() -> None:
     tree = fresh_tree()
-    lane = FakeLane(tree)
+    lane = FakeSession(tree)
     async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
         waiting = writes.submit(lane.put("/e", b"1"), lane)
         lane.lost = True

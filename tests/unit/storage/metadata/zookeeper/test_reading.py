@@ -9,7 +9,7 @@ import pytest
 from storage.metadata.keys import number
 from storage.metadata.store import IndexEntry, IndexHit, is_cut
 from storage.metadata.zookeeper.client import ZooKeeperClient
-from storage.metadata.zookeeper.reading import RecordReader
+from storage.metadata.zookeeper.record_reader import RecordReader
 from storage.metadata.zookeeper.requests import Answer, Request, _MultiRead
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient, FakeTree
 from tests.unit.storage.metadata.zookeeper.pipelines import LAYOUT, fresh_tree, pipeline, put

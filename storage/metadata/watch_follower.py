@@ -1,19 +1,16 @@
-"""Following a part of the metadata store: a watch, what it is compared with, and what to do.
-
-Rules:
-
-- The watch is taken first and read second.  After a resync it is read again.
-- Whatever goes wrong ends the run; the next one begins with another watch and another read, so that
-  nothing that was missed in between stays unknown.  For `BackgroundTasks.keep`.
-"""
+"""Following a part of the metadata store: a watch, a read of all, then the events."""
 
 from collections.abc import Awaitable, Callable
 
 from storage.metadata.store import Event, EventKind, Watch
 
 
-class Following:
-    """Watches a part of the metadata store, and compares it anew after a break."""
+class WatchFollower:
+    """Watches a part of the metadata store, and reads all of it again after a break.
+
+    Any failure ends `run`; the next one begins with a new watch and a new read, so that no change
+    in between is missed.  For `storage.supervised`.
+    """
 
     def __init__(
         self,
@@ -21,7 +18,7 @@ class Following:
         read: Callable[[], Awaitable[None]],
         take: Callable[[Event], Awaitable[None]],
     ) -> None:
-        """`watch` takes one; `read` reads all; `take` is given upserts and removals."""
+        """`watch` opens a watch; `read` reads all; `take` is given upserts and removals."""
         self._take_watch = watch
         self._read = read
         self._take = take
@@ -29,17 +26,18 @@ class Following:
         self._begun = False
 
     def watch(self) -> None:
-        """Take the first watch now; the first `run` goes on with it, and does not read."""
+        """Open the first watch now; the first `run` goes on with it, and does not read."""
         self._watch, self._begun = self._take_watch(), True
 
     async def begin(self) -> None:
-        """`watch`, and the first read, for whoever has to wait for it.  Raises as `read`."""
+        """Open the first watch and read, for callers that wait for it.  Raises as `read`."""
         self.watch()
         await self._read()
 
     async def run(self) -> None:
-        """Follow until something goes wrong, or the watch ends."""
+        """Follow until something fails, or the watch ends."""
         try:
+            # Watch first, then read: a change in between comes as an event.
             if not self._begun or self._watch is None:
                 self._watch = self._take_watch()
                 await self._read()
@@ -53,7 +51,7 @@ class Following:
             self.close()
 
     def close(self) -> None:
-        """Let go of the watch."""
+        """Close the watch."""
         watch, self._watch, self._begun = self._watch, None, False
         if watch is not None:
             watch.close()

@@ -1,17 +1,4 @@
-"""Who is told about which change, from notifications, acknowledgements and reads.
-
-Rules:
-- Notifications name keys and versions, no values: what concerns a watcher is read, many keys at
-  once, and a key that changes again before it is read is read once.
-- What an own put made is known from its answer and told at once; its notification is then old.
-  Unless the record was removed meanwhile: then it is read.
-- A read tells watchers what it saw before its caller has it, so nothing told later is older than
-  what was read.  One that found nothing has no version: if the record was learned of after the read
-  was asked for, nobody is told, and it is read again.
-- A gap empties all that is known, and every watcher lists again.  A defect of ours is one too, and
-  so is a change on a shard that is gone: notifications name no partitions, by which its keys could
-  be looked for elsewhere, and who lists goes by the map of now.
-"""
+"""Events for watchers, made from notifications, acknowledgements and reads."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +9,7 @@ from storage.metadata.group import Change, Stored
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.errors import ClientDefect, ShardGone
 from storage.metadata.oxia.loops import log_defect
-from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, Found
+from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, ShardRecord
 from storage.metadata.oxia.writes import Write
 from storage.metadata.store import MetadataError, Wanted
 from storage.metadata.watches import WatchHub, WatchQueue
@@ -30,16 +17,16 @@ from storage.metadata.watches import WatchHub, WatchQueue
 RETRY_S = 1.0
 """Pause before something that watchers need is read again after a failure."""
 
-Read = Callable[[int, str], "asyncio.Future[Found | None]"]
+Read = Callable[[int, str], "asyncio.Future[ShardRecord | None]"]
 """Reads a key on a shard."""
 SequencesChanged = Callable[[int, str | None], None]
-"""Told of the shard and key of a sequence's marker that changed, or that any may have."""
+"""Called with the shard and key of a sequence's marker that changed; no key: any may have."""
 
 
-class Known(NamedTuple):
+class KnownState(NamedTuple):
     """The newest state of a key that is known.  `stored` is None if it was removed.
 
-    `learned` counts what had been told until then.
+    `learned` is the number of changes published until then.
     """
 
     shard_id: int
@@ -48,10 +35,11 @@ class Known(NamedTuple):
     learned: int
 
 
-class Watching:
+class WatchRouter:
     """Routes notifications, acknowledgements and reads to the watchers that they concern.
 
-    Made on the running loop.
+    Notifications have keys and versions, no values: records that concern a watcher are read, many
+    at once, and a key that changes again before that is read once.  Made on the running loop.
     """
 
     def __init__(
@@ -67,13 +55,13 @@ class Watching:
         self._max_changed = max_changed
         self._sequences_changed = sequences_changed
         self._hub = WatchHub()
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownState] = {}
         self._changed: dict[int, dict[str, None]] = {}
         self._reading: dict[int, asyncio.Task[None]] = {}
         self._removed: dict[str, int] = {}
         self._removed_forgotten = -1
-        self._tick = 0
-        self._told = 0
+        self._removal_count = 0
+        self._change_count = 0
         self._closed = False
 
     # Watches
@@ -97,20 +85,21 @@ class Watching:
             task.cancel()
         self._hub.close()
 
-    # What happens
+    # Acknowledgements, reads and notifications
 
-    def tick(self) -> int:
-        """When a write is issued: `stored` compares it with removals."""
-        return self._tick
+    def removal_count(self) -> int:
+        """Number of removals so far; take it when a write is issued (`Write.removals_seen`)."""
+        return self._removal_count
 
-    def told(self) -> int:
-        """When a read is asked for: `missing` compares it with what was learned since."""
-        return self._told
+    def change_count(self) -> int:
+        """Number of published changes so far; take it before a read, for `missing`."""
+        return self._change_count
 
-    def stored(self, write: Write, found: Found) -> None:
-        """An own put was acknowledged."""
+    def stored(self, write: Write, found: ShardRecord) -> None:
+        """Publish the record of an acknowledged put of this process."""
         key = found.record.key
         removed_at = self._removed.get(key, self._removed_forgotten)
+        # The record may have been removed after the put: then only a read shows its state.
         if removed_at > write.removals_seen:
             self._known.pop(key, None)
             if self._hub.wants(key):
@@ -118,8 +107,11 @@ class Watching:
             return
         self.observe(found)
 
-    def observe(self, found: Found) -> None:
-        """This is a state that the record has, or had a moment ago."""
+    def observe(self, found: ShardRecord) -> None:
+        """Publish a record that was read, unless a newer state is known.
+
+        Called before the reader gets it, so that no event after the read is older than it.
+        """
         key = found.record.key
         known = self._known.get(key)
         if (
@@ -130,29 +122,31 @@ class Watching:
             return
         before = None if known is None else known.stored
         change = Change(key, before, found.stored, found.record.value)
-        self._tell(change, found.shard_id, found.version_id)
+        self._publish(change, found.shard_id, found.version_id)
 
-    def observe_scanned(self, found: Found) -> None:
-        """The same from a scan, which other reads may have overtaken."""
+    def observe_scanned(self, found: ShardRecord) -> None:
+        """The same for a record of a scan, which other reads may have overtaken."""
         known = self._known.get(found.record.key)
         if known is not None and known.stored is not None and known.shard_id == found.shard_id:
             self.observe(found)
 
     def missing(self, shard_id: int, key: str, since: int, *, changed: bool = False) -> None:
-        """A read found nothing; `changed` if it was made because the key had changed.
+        """Publish that a read found no record, unless it was learned of since.
 
-        `since`: what `told` said when it was asked for.
+        `since` is `change_count` before the read; `changed` if the read was made because the key
+        had changed.
         """
         known = self._known.get(key)
         if known is None:
             if changed:
-                self._tell(Change(key, None, None, b""), shard_id, -1)
+                self._publish(Change(key, None, None, b""), shard_id, -1)
             return
         if known.shard_id != shard_id or known.stored is None:
             return
         if known.learned <= since:
-            self._tell(Change(key, known.stored, None, b""), shard_id, known.version_id)
+            self._publish(Change(key, known.stored, None, b""), shard_id, known.version_id)
         elif self._hub.wants(key):
+            # Absence has no version to compare with what was learned since: read it again.
             self._mark(shard_id, key)
 
     def notified(self, shard_id: int, batch: pb.NotificationBatch) -> None:
@@ -171,7 +165,7 @@ class Watching:
                 self._note_changed(shard_id, key, notification.version_id)
 
     def gap(self, shard_id: int) -> None:
-        """See `NotificationListener.gap`."""
+        """See `NotificationListener.gap`.  Every watcher lists again."""
         self._known.clear()
         self._changed.pop(shard_id, None)
         self._sequences_changed(shard_id, None)
@@ -188,9 +182,9 @@ class Watching:
             self._mark(shard_id, key)
 
     def _note_removed(self, shard_id: int, key: str) -> None:
-        self._tick += 1
+        self._removal_count += 1
         self._removed.pop(key, None)
-        self._removed[key] = self._tick
+        self._removed[key] = self._removal_count
         if len(self._removed) > bounds.OXIA_KNOWN_RECORDS:
             self._removed_forgotten = self._removed.pop(next(iter(self._removed)))
         if self._hub.wants(key):
@@ -198,11 +192,11 @@ class Watching:
         else:
             self._known.pop(key, None)
 
-    def _tell(self, change: Change, shard_id: int, version_id: int) -> None:
+    def _publish(self, change: Change, shard_id: int, version_id: int) -> None:
         key = change.key
-        self._told += 1
+        self._change_count += 1
         self._known.pop(key, None)
-        self._known[key] = Known(shard_id, version_id, change.after, self._told)
+        self._known[key] = KnownState(shard_id, version_id, change.after, self._change_count)
         if len(self._known) > bounds.OXIA_KNOWN_RECORDS:
             del self._known[next(iter(self._known))]
         if self._hub:
@@ -231,6 +225,8 @@ class Watching:
                 try:
                     await self._read_keys(shard_id, list(changed))
                 except (ShardGone, ClientDefect):
+                    # Notifications have no partitions, by which to find the keys of a shard that is
+                    # gone.  Watchers that list use the map of now.
                     self.gap(shard_id)
                 except MetadataError:
                     self._changed[shard_id] = {**changed, **self._changed.get(shard_id, {})}
@@ -242,11 +238,11 @@ class Watching:
             del self._reading[shard_id]
 
     async def _read_keys(self, shard_id: int, keys: list[str]) -> None:
-        """Completed in the order of the reads, so what is told of a key never goes back.
+        """Read keys and publish their states, in the order of the reads.
 
-        Raises what failed, once the others are told.
+        Raises the error of a failed read after the others were published.
         """
-        since = self._told
+        since = self._change_count
         reads = [self._read(shard_id, key) for key in keys]
         results = await asyncio.gather(*reads, return_exceptions=True)
         failures: list[BaseException] = []

@@ -1,8 +1,6 @@
-"""Answers to writes, and what becomes of writes whose answer got lost.
+"""Answers to writes, and reads that settle writes whose answer was lost.
 
-Rules:
-- An acknowledged write is told to the listener first (watchers), then to its caller.
-- What a lost answer means is decided in `outcomes.py`, from what is read here.
+The outcome of a write without an answer is decided in `outcomes.py`.
 """
 
 import asyncio
@@ -27,7 +25,7 @@ from storage.metadata.oxia.outcomes import (
     settle_key,
     settle_sequence,
 )
-from storage.metadata.oxia.records import PROOF, Found, found_record
+from storage.metadata.oxia.records import PROOF, ShardRecord, found_record
 from storage.metadata.oxia.routing import version_of
 from storage.metadata.oxia.writes import Write, WriteListener
 from storage.metadata.store import ABSENT, PutResult, Record, SessionLost, VersionConflict
@@ -36,7 +34,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Answers:
-    """Turns answers into outcomes of writes."""
+    """Turns answers into outcomes of writes.
+
+    The listener gets an acknowledged write before its caller does.
+    """
 
     __slots__ = ("families", "listener")
 
@@ -45,7 +46,7 @@ class Answers:
         self.families = families
 
     def take(self, write: Write, answer: Answer) -> bool:
-        """Complete a write; False if it must be looked at (`outcomes.recheck`)."""
+        """Complete a write; False if its record must be read first (`outcomes.recheck`)."""
         status = answer.status
         if status == pb.OK:
             self._done(write, answer)
@@ -61,13 +62,13 @@ class Answers:
             write.complete(version_conflict(write))
         return True
 
-    def found(self, write: Write, found: Found) -> None:
-        """A put whose answer got lost took effect."""
+    def found(self, write: Write, found: ShardRecord) -> None:
+        """Complete a put whose answer was lost, but which took effect."""
         self.listener.stored(write, found)
         write.complete(result_of(found))
 
     def removed(self, write: Write) -> None:
-        """The same of a delete."""
+        """Complete a delete that took effect."""
         self.listener.removed(write)
         write.complete(True)
 
@@ -95,7 +96,7 @@ class Answers:
         session_id = version.session_id if ephemeral else None
         self.listener.stored(
             write,
-            Found(
+            ShardRecord(
                 record,
                 write.shard_id,
                 version.version_id,
@@ -107,8 +108,8 @@ class Answers:
         write.complete(PutResult(key, record.version, record.modifications))
 
 
-class Settling:
-    """What is done about lost answers of one shard."""
+class LostWriteResolver:
+    """Settles the writes to one shard whose answers were lost, by reading their records."""
 
     __slots__ = ("_answers", "_shard_id", "_tasks")
 
@@ -126,10 +127,10 @@ class Settling:
         self._tasks.cancel()
 
     async def settle(self, lost: Sequence[Write], highest: int, peer: Peer) -> list[Write]:
-        """Complete what can be judged; returns what is to be sent again, in order.
+        """Complete the writes that have an outcome; return those to send again, in order.
 
-        The leader was proven to be one since the writes were lost.  Raises `CallFailed`, and then
-        nothing was judged.
+        `peer` has proven that it leads the shard since the writes were lost.  Raises `CallFailed`,
+        and then no write was completed.
         """
         by_key: dict[tuple[bool, str], list[Write]] = {}
         for write in lost:
@@ -139,7 +140,7 @@ class Settling:
         found = dict(zip(keys, await self._read(keys, peer), strict=True))
         tails = {key: await self._read_sequence(key, peer) for sequence, key in by_key if sequence}
         verdicts: dict[Write, Verdict] = {}
-        records: dict[str, Found] = {}
+        records: dict[str, ShardRecord] = {}
         for (sequence, key), writes in by_key.items():
             if sequence:
                 judged = settle_sequence(writes, tails[key])
@@ -164,8 +165,8 @@ class Settling:
             records = {} if record is None or record.put_id is None else {record.put_id: record}
             self._apply(write, recheck(write, record), records)
 
-    def _apply(self, write: Write, verdict: Verdict, records: dict[str, Found]) -> bool:
-        """Whether it is to be sent again; else it is complete."""
+    def _apply(self, write: Write, verdict: Verdict, records: dict[str, ShardRecord]) -> bool:
+        """Complete the write, or return True if it has to be sent again."""
         if isinstance(verdict, Resend):
             return self._prepare_again(write, verdict)
         if isinstance(verdict, PutResult):
@@ -196,15 +197,15 @@ class Settling:
         keys: Sequence[str],
         peer: Peer,
         timeout_s: float = bounds.OXIA_ATTEMPT_TIMEOUT_S,
-    ) -> list[Found | None]:
-        found: list[Found | None] = []
+    ) -> list[ShardRecord | None]:
+        found: list[ShardRecord | None] = []
         for start in range(0, len(keys), bounds.OXIA_BATCH_OPERATIONS):
             part = keys[start : start + bounds.OXIA_BATCH_OPERATIONS]
             answers = await peer.read(self._shard_id, part, timeout_s)
             found += found_records(part, answers, self._shard_id, self._answers.families)
         return found
 
-    async def _read_sequence(self, prefix: str, peer: Peer) -> dict[str, Found]:
+    async def _read_sequence(self, prefix: str, peer: Peer) -> dict[str, ShardRecord]:
         """The records of a sequence by the ids of their puts."""
         scanned = await peer.range_scan(
             self._shard_id,
@@ -220,8 +221,8 @@ class Settling:
 
 def found_records(
     keys: Iterable[str], answers: Iterable[pb.GetResponse], shard_id: int, families: KeyFamilies
-) -> list[Found | None]:
-    """What answers tell, in the order of the keys."""
+) -> list[ShardRecord | None]:
+    """The records in answers, in the order of the keys."""
     return [
         found_answer(key, answer, shard_id, families)
         for key, answer in zip(keys, answers, strict=True)
@@ -230,8 +231,8 @@ def found_records(
 
 def found_answer(
     key: str, answer: pb.GetResponse, shard_id: int, families: KeyFamilies
-) -> Found | None:
-    """What an answer tells of a key; None: there is no record."""
+) -> ShardRecord | None:
+    """The record in an answer; None if there is no record."""
     if answer.status != pb.OK:
         return None
     return found_record(key, answer.value, answer.version, shard_id, families)

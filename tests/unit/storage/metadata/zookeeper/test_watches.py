@@ -17,7 +17,7 @@ from storage.metadata.store import (
 from storage.metadata.zookeeper.client import ChangeKind, NodeChange
 from storage.metadata.zookeeper.layout import Layout
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request
-from storage.metadata.zookeeper.watching import Found, NodeWatches
+from storage.metadata.zookeeper.watches import NodeRecord, NodeWatches
 from tests.support.bounds import set_bound
 
 LAYOUT = Layout("")
@@ -27,7 +27,7 @@ class World:
     """Records, and what was asked of ZooKeeper."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Found] = {}
+        self.records: dict[str, NodeRecord] = {}
         self.reads: list[str] = []
         self.error: MetadataError | None = None
         self.asked: list[tuple[str, str]] = []
@@ -39,14 +39,14 @@ class World:
         self.asked.append((kind, request._path))  # type: ignore[attr-defined]
         done(Answer(True, self.failure, 0))
 
-    async def read(self, key: str) -> Found | None:
+    async def read(self, key: str) -> NodeRecord | None:
         self.reads.append(key)
         if self.error is not None:
             raise self.error
         return self.records.get(key)
 
     def put(self, key: str, *, partition: str | None = None) -> None:
-        self.records[key] = Found(Stored(Version(1), 0, 1, 1, partition, None, ()), b"v")
+        self.records[key] = NodeRecord(Stored(Version(1), 0, 1, 1, partition, None, ()), b"v")
 
     def change(self, path: str, kind: ChangeKind = ChangeKind.CREATED) -> None:
         self.watches.changed(NodeChange(kind, path))
@@ -185,7 +185,7 @@ async def test_defect_in_publishing_a_change_resyncs_watchers(
     def broken(*_: object) -> None:
         raise RuntimeError("defect")
 
-    monkeypatch.setattr(world.watches, "_tell_level", broken)
+    monkeypatch.setattr(world.watches, "_offer_to_level", broken)
     with capture_logs() as logs:
         world.change("/records/a/=b")
     assert [each["event"] for each in logs] == ["change_not_told"]
@@ -206,7 +206,7 @@ async def test_a_wait_that_is_cancelled_in_its_read_loses_nothing() -> None:
     gate = asyncio.Event()
     read = world.read
 
-    async def slow(key: str) -> Found | None:
+    async def slow(key: str) -> NodeRecord | None:
         await gate.wait()
         return await read(key)
 

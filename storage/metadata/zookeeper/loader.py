@@ -1,12 +1,4 @@
-"""Reads what writes need to know: their record, and the directory of its level.
-
-Rules:
-
-- What is asked for in one turn of the loop is one request: a write of an unknown record costs a
-  part of a read, and no more.
-- What is read by `ask` may be old when it arrives, and counts only if nothing newer is known.  What
-  is read by `verify` is as of after everything that was sent, behind a `sync`, and counts.
-"""
+"""Reads before writes: the record of a write, and the directory of its level."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +23,10 @@ from storage.metadata.zookeeper.writes import PendingWrite, defect_at
 
 
 class Loader:
-    """Reads the record and the directory that a write needs to know, many at once."""
+    """Reads the record and the directory that a write needs to know, many at once.
+
+    All reads asked for in one turn of the loop are one request.
+    """
 
     def __init__(
         self,
@@ -40,7 +35,7 @@ class Loader:
         knowledge: Knowledge,
         loaded: Callable[[], None],
     ) -> None:
-        """`loaded` hears that writes have got what they asked for, or that it failed."""
+        """`loaded` is called when the reads of writes have arrived, or failed."""
         self._client = client
         self._layout = layout
         self._knowledge = knowledge
@@ -49,7 +44,7 @@ class Loader:
         self._asked: list[PendingWrite] = []
 
     def ask(self, write: PendingWrite) -> None:
-        """Read soon."""
+        """Read soon.  The answer counts only if nothing newer is known when it arrives."""
         if write.loading:
             return
         write.loading = True
@@ -58,9 +53,10 @@ class Loader:
         self._asked.append(write)
 
     def verify(self, write: PendingWrite) -> None:
-        """Read now, for the first write of the queue.
+        """Read now, behind a `sync`, for the first write of the queue.
 
-        A sequence is always read so, as whether it may begin depends on other records.
+        The answer is newer than all that was sent.  A sequence is always read so, as other records
+        decide whether it may begin.
         """
         if write.loading:
             return
@@ -84,7 +80,7 @@ class Loader:
             reads = [read for write in writes for read in self._reads(write)]
             done = bind(self._arrived, writes, verify)
             self._client.submit(requests.read_many(reads), done)
-        except Exception as error:  # noqa: BLE001 - they would seem to be under way for ever
+        except Exception as error:  # noqa: BLE001 - the writes would seem to load for ever
             for write in writes:
                 write.loading = False
                 write.complete(defect_at(write, error))
@@ -100,7 +96,7 @@ class Loader:
         for write in writes:
             write.loading = False
         if answer.failure is not None:
-            if self._client.connected:  # else the next connection is told of
+            if self._client.connected:  # else the pipeline goes on at the next connection
                 self._loop.call_later(bounds.ZOOKEEPER_RECONNECT_MIN_S, self._loaded)
             return
         reads = iter(cast("list[Read]", answer.value))

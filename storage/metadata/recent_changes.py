@@ -1,11 +1,4 @@
-"""The newest committed state of the records that changed last: reads of these need no disk.
-
-Rules:
-- It is what watchers were told last, so it is as fresh as a read of the file that begins now: a
-  write is acknowledged in the same call that tells it.
-- Bounded in keys and bytes, the ones that changed longest ago go first.  What is not here may be
-  anything; what was deleted is here as such.
-"""
+"""A bounded cache of the records that changed last."""
 
 from collections.abc import Iterable
 
@@ -13,13 +6,14 @@ from config import bounds
 from storage.metadata.group import Change
 
 _KEY_BYTES = 512
-"""What a key costs in memory beside its value, roughly."""
+"""Memory that a key takes beside its value, roughly."""
 
 
 class RecentChanges:
-    """The newest state of the records that changed last, so that reading them needs no disk.
+    """The newest committed state of the records that changed last: reading them needs no disk.
 
-    Belongs to the loop.
+    Bounded in keys and bytes; the keys that changed longest ago go first.  A key that is not here
+    may have any state; a deleted record is here as deleted.  Belongs to the loop.
     """
 
     __slots__ = ("_bytes", "_changes", "_max_bytes", "_max_keys")
@@ -39,7 +33,9 @@ class RecentChanges:
         return len(self._changes)
 
     def take(self, changes: Iterable[Change]) -> None:
-        """These became durable, and watchers are told now."""
+        """Remember changes that became durable, in the call that publishes them to watchers."""
+        # A write is acknowledged in this same call, so the cache is as fresh as a read of the
+        # file that begins now.
         recent = self._changes
         for change in changes:
             before = recent.pop(change.key, None)
@@ -52,5 +48,5 @@ class RecentChanges:
             self._bytes -= len(oldest.value) + _KEY_BYTES
 
     def find(self, key: str) -> Change | None:
-        """The last change of a key; None: look into the file."""
+        """The last change of a key; None: read it from the file."""
         return self._changes.get(key)

@@ -1,13 +1,4 @@
-"""What the writing side of a store knows of records without looking: those it wrote last.
-
-Rules:
-- Only one connection writes, so what it wrote last is what is stored.
-- After a commit that reported an error nothing is known.
-- Bounded: the keys that were written longest ago go first.  What is not here may be anything.
-- A group whose operations touch only known records, or make records that must not be there yet,
-  needs no look at all.  That they are not there, and that their level is no sequence's, is then an
-  assumption, which the save has to verify.
-"""
+"""A bounded cache of the records that the writer of a store wrote last."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,6 +12,8 @@ from storage.metadata.store import ABSENT
 class KnownRecords:
     """The versions of the records that were written last, so that most writes need no read.
 
+    Only one connection writes, so the last state that it wrote is the stored one.  Bounded: the
+    keys that were written longest ago go first, and a key that is not here may have any state.
     Values are not kept.
     """
 
@@ -34,7 +27,7 @@ class KnownRecords:
         return len(self._stored)
 
     def take(self, changes: Iterable[Change]) -> None:
-        """These were committed."""
+        """Remember committed changes."""
         stored = self._stored
         for change in changes:
             stored.pop(change.key, None)
@@ -43,11 +36,16 @@ class KnownRecords:
             del stored[next(iter(stored))]
 
     def clear(self) -> None:
-        """Nobody knows what became of a commit."""
+        """Forget everything: a commit has reported an error and may have taken effect."""
         self._stored.clear()
 
     def view(self, operations: Sequence[Operation], sessions: set[int]) -> "AssumedView | None":
-        """The state as far as these touch it; None: it must be looked up."""
+        """The state as far as the operations touch it; None if it must be read.
+
+        It need not be read for operations on known records and for puts of records that must not
+        exist yet.  That these do not exist, and are not below a sequence, is an assumption: the
+        save has to verify it.
+        """
         stored = self._stored
         for operation in operations:
             match operation:
@@ -65,7 +63,7 @@ class KnownRecords:
 
 
 class AssumedView(group.View):
-    """What is not known is not there, and there are no sequences."""
+    """A state in which no record exists but the known ones, and there are no sequences."""
 
     __slots__ = ("_sessions", "_stored")
 

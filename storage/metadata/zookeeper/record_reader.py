@@ -1,18 +1,4 @@
-"""Reads: records by key, levels, ranges of indexes.
-
-Rules:
-
-- ZooKeeper reads many nodes as of one moment in one request, but what to read must be known first.
-  So a range is listed, and then read together with its list: if that has changed, again.  After
-  `ZOOKEEPER_SCAN_TRIES` what was read is taken: records that came meanwhile may be missing then.
-- A bounded scan lists first and cuts, and some of what it chose may be gone when it is read.  Then
-  it chooses more: fewer hits than the bounds allow are told only when nothing lies behind them,
-  which W10 of transactions relies on.
-- Ranges of more than `ZOOKEEPER_READ_NODES` records are read in pages, each as of one moment.
-- An index hit is made of the record as it was read: it never shows a key that the record has not.
-- `fresh` puts a `sync` before everything else: the server that is asked catches up with the leader.
-- A lost answer of a read is asked for again.
-"""
+"""Reads: records by key, levels, ranges of indexes."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -26,24 +12,25 @@ from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import RequestFailed, ZooKeeperClient
 from storage.metadata.zookeeper.layout import Layout, decode_record, entry_of, record_name
 from storage.metadata.zookeeper.requests import Failure, Read, Request
-from storage.metadata.zookeeper.watching import Found
+from storage.metadata.zookeeper.watches import NodeRecord
 
 
 class RecordReader:
     """Reads records by key, levels of keys and ranges of indexes.
 
-    Every method raises `MetadataError`.
+    Ranges of more than `ZOOKEEPER_READ_NODES` records are read in pages, each as of one moment.
+    With `fresh` the server catches up with the leader first.  Every method raises `MetadataError`.
     """
 
     def __init__(self, client: ZooKeeperClient, layout: Layout) -> None:
         self._client = client
         self._layout = layout
 
-    async def find(self, key: str) -> Found | None:
+    async def find(self, key: str) -> NodeRecord | None:
         """The record of a key."""
         return (await self.find_many([key]))[0]
 
-    async def find_many(self, keys: Sequence[str]) -> list[Found | None]:
+    async def find_many(self, keys: Sequence[str]) -> list[NodeRecord | None]:
         """The records of keys, in order."""
         reads = [requests.get_data(self._layout.record(key)) for key in keys]
         found = await self._read_pages(reads)
@@ -75,6 +62,9 @@ class RecordReader:
         listing = [requests.get_children(self._layout.directory(level))]
         if fresh:
             await self._catch_up()
+        # ZooKeeper reads many nodes as of one moment, but their paths must be known first.  So the
+        # range is listed, and then read together with its list, until that list is the same.  After
+        # the last try the records read are taken: others that came meanwhile may be missing.
         keys = _keys_in(await self._read(listing), level, lo, hi)
         for _ in range(bounds.ZOOKEEPER_SCAN_TRIES):
             reads = [requests.get_data(self._layout.record(key)) for key in keys]
@@ -102,7 +92,11 @@ class RecordReader:
         limit: int | None,
         max_bytes: int | None,
     ) -> list[IndexHit]:
-        """The hits of a range, in order of secondary key and key."""
+        """The hits of a range, in order of secondary key and key.
+
+        It returns fewer hits than the bounds allow only when nothing lies behind them, which W10 of
+        transactions relies on.
+        """
         # Without a partition each entry is a hit: no more of them are read than are asked for.
         most, size = (limit, max_bytes) if partition is None else (None, None)
         if fresh:
@@ -113,16 +107,16 @@ class RecordReader:
             first = first_hits(chosen, limit, max_bytes)
             if whole or is_cut(first, limit, max_bytes):
                 return first
-            # What was listed has gone or shrunk since: that must not look like the end.
+            # Listed records have gone or shrunk since: that must not look like the end (W10).
             most = None if most is None else 2 * most
             size = None if size is None else 2 * size
 
     async def _first_entries(
         self, index: str, lo: str, hi: str, most: int | None, max_bytes: int | None
     ) -> tuple[list[IndexHit], bool]:
-        """Hits of the first entries of a range, as many as the bounds allow; whether it ends there.
+        """Hits of the first entries of a range, and whether the range ends there.
 
-        Records that go while they are read make fewer hits.
+        Records that go while they are read make fewer hits than the bounds allow.
         """
         listing = [requests.get_children(node) for node in self._layout.buckets(index, lo, hi)]
         now = _entries_in(await self._read(listing), lo, hi)
@@ -139,14 +133,14 @@ class RecordReader:
                 whole = len(entries) == len(now)
                 break
         hits = _hits(index, lo, hi, map(_found, keys, found), keys)
-        if not whole:  # a record may have a key further on, and what lies between was not read
+        if not whole:  # a record may have a key further on, and entries between were not read
             hits = [hit for hit in hits if (hit.index_key, hit.record.key) <= entries[-1]]
         return hits, whole
 
     async def _fitting(self, entries: list[tuple[str, str]], max_bytes: int) -> int | None:
-        """How many of the first entries have values of so many bytes; None: all have less.
+        """Number of first entries whose values have `max_bytes` together; None if all have less.
 
-        Nothing tells sizes but reading.
+        The sizes are known only by reading the values.
         """
         size, step = 0, bounds.ZOOKEEPER_SIZED_NODES
         for start in range(0, len(entries), step):
@@ -157,16 +151,16 @@ class RecordReader:
         return None
 
     async def written_ms(self, key: str) -> int:
-        """When a record was written last, by the servers' clock."""
+        """Time of the last write of a record, by the servers' clock, in Unix ms."""
         (read,) = await self._read([requests.get_data(self._layout.record(key))])
         if not isinstance(read, tuple):
             raise MetadataError(f"The record {key!r} is gone from ZooKeeper: put it again.")
         return read[1].mtime_ms
 
     async def _catch_up(self) -> None:
-        """What is read after it is not older than now, through another connection neither.
+        """Make the server catch up with the leader: later reads are not older than now.
 
-        A client goes to no server that is behind what an earlier one answered.
+        So it is on later connections too: a client leaves a server that is behind the one before.
         """
         try:
             await self._client.call_again(requests.sync(self._layout.records))
@@ -208,10 +202,10 @@ def _refused(error: RequestFailed) -> MetadataError:
     )
 
 
-def _found(key: str, read: Read) -> Found | None:
+def _found(key: str, read: Read) -> NodeRecord | None:
     if isinstance(read, tuple):
         node, value = decode_record(key, *read)
-        return Found(node.stored, value)
+        return NodeRecord(node.stored, value)
     _check_absent(read)
     return None
 
@@ -242,7 +236,7 @@ def _entries_in(listed: list[Read], lo: str, hi: str) -> list[tuple[str, str]]:
 
 
 def _hits(
-    index: str, lo: str, hi: str, found: Iterable[Found | None], keys: Sequence[str]
+    index: str, lo: str, hi: str, found: Iterable[NodeRecord | None], keys: Sequence[str]
 ) -> list[IndexHit]:
     hits = [
         IndexHit(entry.key, record_of(key, each.stored, each.value))

@@ -1,11 +1,4 @@
-"""What all stores do in the same way before they are at work: checks of calls, and who watches.
-
-Rules:
-- What a call breaks on its own is found here, before it queues; so is a session of another store,
-  or one that has ended, and a closed store.
-- A backend gives the hub of its watches, and the way of a write.  There is no task, and no wait,
-  between a caller and its write.
-"""
+"""The base of all backends: it checks calls before they queue, and hands out watches."""
 
 import asyncio
 from abc import abstractmethod
@@ -32,8 +25,8 @@ from storage.metadata.store import (
 S = TypeVar("S", bound=Session)
 
 
-class Hub(Protocol):
-    """The watches of a store, by what they watch; nothing is checked here."""
+class WatchRegistry(Protocol):
+    """The watches of a store, by key, level or sequence.  It checks nothing."""
 
     def watch_key(self, key: str, partition: str | None) -> Watch:
         """Changes of one record."""
@@ -49,13 +42,15 @@ class Hub(Protocol):
 
 
 class CheckedStore(MetadataStore, Generic[S]):
-    """The part that all backends share: checks calls, and keeps the watchers.
+    """The part that all backends share: it checks calls, then hands them to the backend.
 
-    `S` is the backend's class of sessions.
+    It refuses, before the operation queues, invalid keys, bounds and sizes; a session of another
+    store or one that has ended; and any call of a closed store.  `S` is the backend's class of
+    sessions.
     """
 
-    _hub: Hub
-    """Of the backend, which sets it."""
+    _hub: WatchRegistry
+    """Set by the backend."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,7 +60,10 @@ class CheckedStore(MetadataStore, Generic[S]):
     def _submit(
         self, operation: Put | SequencePut | Delete, owner: S | None
     ) -> "asyncio.Future[object]":
-        """Begin a write.  The future, or the call, raises `MetadataError`, also once closed."""
+        """Begin a write.  The future, or the call, raises `MetadataError`, also once closed.
+
+        It returns without waiting, so that operations take effect in the order of the calls.
+        """
 
     @abstractmethod
     def _own(self, session: Session) -> S | None:
@@ -73,7 +71,7 @@ class CheckedStore(MetadataStore, Generic[S]):
 
     @abstractmethod
     def _session_id(self, owner: S) -> int:
-        """What operations name it by."""
+        """The id by which operations name the session."""
 
     async def put(
         self,
@@ -128,7 +126,7 @@ class CheckedStore(MetadataStore, Generic[S]):
         return self._hub.watch_sequence(prefix, partition)
 
     def _check_keys(self, keys: Sequence[str], partition: str | None) -> None:
-        """Before records are read."""
+        """Refuse a read of records if the store is closed, or a key or the partition invalid."""
         self._check_open()
         for key in keys:
             operations.check_key(key)
@@ -150,5 +148,5 @@ class CheckedStore(MetadataStore, Generic[S]):
 
 
 def closed_error() -> MetadataError:
-    """For calls of a closed store."""
+    """The error of calls of a closed store."""
     return MetadataError("The metadata store is closed: open it again.")

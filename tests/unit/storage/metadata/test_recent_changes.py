@@ -1,7 +1,7 @@
 """Changes that are kept in memory: bounded, the newest of each key."""
 
 from storage.metadata.group import Change, Stored
-from storage.metadata.recent import RecentChanges
+from storage.metadata.recent_changes import RecentChanges
 from storage.metadata.store import Version
 
 

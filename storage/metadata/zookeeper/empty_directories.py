@@ -1,12 +1,4 @@
-"""Directories that became empty are removed, so that short-lived levels leave nothing behind.
-
-Rules:
-
-- A while after a record was removed its directory is asked to go; ZooKeeper refuses if it has
-  children.  So do its parents, one after the other.
-- The directory of a sequence stays: its numbers must not come back.
-- What a process left behind when it died stays until a record is removed there again.
-"""
+"""Removal of directories that became empty, so that short-lived levels leave nothing behind."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,12 +13,16 @@ from storage.metadata.zookeeper.requests import Answer
 
 
 class EmptyDirectories:
-    """Deletes directories that have become empty."""
+    """Deletes directories that have become empty, and then their parents.
+
+    It tries some time after a record was removed; ZooKeeper refuses if there are children.  Empty
+    directories of a process that died stay until a record is removed there again.
+    """
 
     def __init__(
         self, client: ZooKeeperClient, layout: Layout, removing: Callable[[str], bool]
     ) -> None:
-        """`removing` hears of a level before its directory goes; False: it is in use."""
+        """`removing` is called with a level before its directory goes; False if it is in use."""
         self._client = client
         self._layout = layout
         self._removing = removing
@@ -36,7 +32,7 @@ class EmptyDirectories:
         self._closed = False
 
     def note(self, level: str) -> None:
-        """A record of the level was removed."""
+        """Note that a record of the level was removed."""
         if level == "/" or self._closed:
             return
         self._levels.add(level)
@@ -53,7 +49,8 @@ class EmptyDirectories:
         self._timer = None
         levels, self._levels = self._levels, set()
         for level in filter(self._removing, levels):
-            # A sequence has written its number into the directory, so the version is not 0.
+            # The directory of a sequence stays, as its numbers must not come back.  The sequence
+            # has written them into the directory, so its version is not 0.
             request = requests.delete(self._layout.directory(level), 0)
             self._client.submit(request, bind(self._pruned, level))
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from storage.metadata.operations import Put, SequencePut
-from storage.metadata.oxia.issuing import Issuing, Sequences
 from storage.metadata.oxia.partitions import PartitionHints
-from storage.metadata.oxia.records import Found
+from storage.metadata.oxia.records import ShardRecord
+from storage.metadata.oxia.write_issuer import Sequences, WriteIssuer
 from storage.metadata.oxia.writes import Write, WriteOperation
 from storage.metadata.store import MetadataError
 
@@ -17,7 +17,7 @@ SOON_S = 0.05
 LATE_S = 100.0
 
 
-class Shore:
+class Backend:
     """Answers reads when the test lets it."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Shore:
     def unsettled(self, level: str) -> Sequence["asyncio.Future[object]"]:
         return self.before
 
-    async def find(self, key: str, partition: str | None) -> Found | None:
+    async def find(self, key: str, partition: str | None) -> ShardRecord | None:
         await self.answer.wait()
         if self.fault is not None:
             raise self.fault
@@ -46,13 +46,13 @@ class Shore:
 
 
 @pytest.fixture
-async def shore() -> Shore:
-    return Shore()
+async def backend() -> Backend:
+    return Backend()
 
 
 @pytest.fixture
-async def issuing(shore: Shore) -> Issuing:
-    return Issuing(shore, Sequences(), PartitionHints())
+async def issuer(backend: Backend) -> WriteIssuer:
+    return WriteIssuer(backend, Sequences(), PartitionHints())
 
 
 def write(operation: WriteOperation, for_s: float) -> Write:
@@ -75,57 +75,59 @@ async def failed(each: Write) -> str:
 
 
 async def test_write_behind_a_version_read_fails_at_its_deadline(
-    issuing: Issuing, shore: Shore
+    issuer: WriteIssuer, backend: Backend
 ) -> None:
     first, second, third, later = begin(LATE_S), begin(SOON_S), begin(SOON_S), begin(LATE_S)
     for each in (first, second, third, later):
-        issuing.issue(each)
+        issuer.issue(each)
     for each in (second, third):
         assert "nothing of it took effect" in await failed(each)
     assert not first.done.done()
-    shore.answer.set()
-    await asyncio.wait_for(issuing.flush(), PATIENCE_S)
-    assert shore.sent == [first, later]
+    backend.answer.set()
+    await asyncio.wait_for(issuer.flush(), PATIENCE_S)
+    assert backend.sent == [first, later]
 
 
-async def test_a_look_ends_with_the_deadline_of_its_write(issuing: Issuing, shore: Shore) -> None:
+async def test_a_look_ends_with_the_deadline_of_its_write(
+    issuer: WriteIssuer, backend: Backend
+) -> None:
     first, second = begin(SOON_S), begin(LATE_S)
-    issuing.issue(first)
-    issuing.issue(second)
+    issuer.issue(first)
+    issuer.issue(second)
     assert "it was not sent" in await failed(first)
-    shore.answer.set()
-    await asyncio.wait_for(issuing.flush(), PATIENCE_S)
-    assert shore.sent == [second]
+    backend.answer.set()
+    await asyncio.wait_for(issuer.flush(), PATIENCE_S)
+    assert backend.sent == [second]
 
 
-async def test_so_does_the_wait_for_earlier_writes(issuing: Issuing, shore: Shore) -> None:
-    shore.before = [asyncio.get_running_loop().create_future()]
+async def test_so_does_the_wait_for_earlier_writes(issuer: WriteIssuer, backend: Backend) -> None:
+    backend.before = [asyncio.get_running_loop().create_future()]
     first = begin(SOON_S)
-    issuing.issue(first)
+    issuer.issue(first)
     assert "it was not sent" in await failed(first)
-    assert not shore.before[0].done()
-    assert shore.sent == []
+    assert not backend.before[0].done()
+    assert backend.sent == []
 
 
 async def test_a_defect_of_a_look_ends_its_write_and_no_other(
-    issuing: Issuing, shore: Shore
+    issuer: WriteIssuer, backend: Backend
 ) -> None:
-    shore.fault = KeyError("a defect")
+    backend.fault = KeyError("a defect")
     first, second = begin(LATE_S), put("/s/x", LATE_S)
-    issuing.issue(first)
-    issuing.issue(second)
-    shore.answer.set()
+    issuer.issue(first)
+    issuer.issue(second)
+    backend.answer.set()
     assert "nothing of it was written" in await failed(first)
-    await asyncio.wait_for(issuing.flush(), PATIENCE_S)
-    assert shore.sent == [second]
+    await asyncio.wait_for(issuer.flush(), PATIENCE_S)
+    assert backend.sent == [second]
 
 
 async def test_a_defect_of_a_write_that_waited_leaves_the_next_one_its_turn(
-    issuing: Issuing, shore: Shore, monkeypatch: pytest.MonkeyPatch
+    issuer: WriteIssuer, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = [begin(LATE_S), put("/s/x", LATE_S), put("/s/y", LATE_S)]
     for each in writes:
-        issuing.issue(each)
+        issuer.issue(each)
     first, second, third = writes
     sent: list[Write] = []
 
@@ -134,9 +136,9 @@ async def test_a_defect_of_a_write_that_waited_leaves_the_next_one_its_turn(
             raise KeyError("a defect")
         sent.append(each)
 
-    monkeypatch.setattr(shore, "send", send)
-    shore.fault = MetadataError("not now")
-    shore.answer.set()
+    monkeypatch.setattr(backend, "send", send)
+    backend.fault = MetadataError("not now")
+    backend.answer.set()
     await failed(first)
     assert "nothing of it was written" in await failed(second)
     assert sent == [third]

@@ -9,7 +9,7 @@ import pytest
 
 from storage.clock import SystemClock
 from storage.metadata.group import Change, Stored
-from storage.metadata.known import KnownRecords
+from storage.metadata.known_records import KnownRecords
 from storage.metadata.operations import Delete, EndSessions, Operation, Put
 from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_writer import LoadedView

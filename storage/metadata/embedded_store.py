@@ -1,12 +1,4 @@
-"""What the stores inside this process share: queues, watches and sessions.
-
-Rules:
-- Writes are operations that queue for a group commit; the backend applies them in order, makes
-  them durable, and then, in one call on the loop, publishes the changes and completes the callers.
-- Reads see committed state only, and never more of it than watchers have been told: an event that
-  comes after a read is not older than what was read.
-- Queues are bounded; above the bound an operation is refused, not delayed.
-"""
+"""The base of the stores inside this process: queues, watches and sessions."""
 
 import asyncio
 from abc import abstractmethod
@@ -18,7 +10,7 @@ import structlog
 from config import bounds
 from storage.clock import Clock
 from storage.metadata import operations
-from storage.metadata.checked import CheckedStore, closed_error
+from storage.metadata.checked_store import CheckedStore, closed_error
 from storage.metadata.group import Change, Outcome
 from storage.metadata.operations import Operation
 from storage.metadata.sessions import KeptSession, SessionKeeper
@@ -33,8 +25,8 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-class Waiting(Generic[T]):
-    """A request on its way, and who waits for it."""
+class QueuedRequest(Generic[T]):
+    """A request on its way, and the future that its caller awaits."""
 
     __slots__ = ("done", "request")
 
@@ -43,7 +35,7 @@ class Waiting(Generic[T]):
         self.done = done
 
     def complete(self, outcome: object) -> None:
-        """Give the outcome to who still waits."""
+        """Give the outcome to the caller, if it still waits."""
         if self.done.done():
             return
         if isinstance(outcome, Exception):
@@ -53,7 +45,14 @@ class Waiting(Generic[T]):
 
 
 class EmbeddedStore(CheckedStore[KeptSession]):
-    """A store whose only process is this one.  Backends add the state and the way to disk."""
+    """A store whose only process is this one.  Backends add the state and the way to disk.
+
+    Writes queue for a group commit.  The backend applies them in order and makes them durable;
+    then, in one call on the loop, changes are published to watchers and callers get their results.
+    Above the bounds of the queue an operation is refused, not delayed.  Reads of a backend return
+    committed state, and nothing that is newer than the events that watchers have got: so an event
+    after a read is never older than what was read.
+    """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -65,8 +64,8 @@ class EmbeddedStore(CheckedStore[KeptSession]):
         self._closing: asyncio.Task[None] | None = None
 
     @abstractmethod
-    def _enqueue(self, waiting: Waiting[Operation]) -> None:
-        """Take an operation into the next commit; `_committed` tells its outcome."""
+    def _enqueue(self, waiting: QueuedRequest[Operation]) -> None:
+        """Take an operation into the next commit; call `_committed` with its outcome."""
 
     @abstractmethod
     async def _shut_down(self) -> None:
@@ -98,9 +97,15 @@ class EmbeddedStore(CheckedStore[KeptSession]):
             self._hub.close()
 
     def _committed(
-        self, group: list[Waiting[Operation]], outcomes: Sequence[Outcome], changes: list[Change]
+        self,
+        group: list[QueuedRequest[Operation]],
+        outcomes: Sequence[Outcome],
+        changes: list[Change],
     ) -> None:
-        """On the loop, after a commit (or its failure): tell watchers, then the callers."""
+        """Publish changes to watchers, then complete the callers.
+
+        Called on the loop, after a commit or its failure.
+        """
         try:
             self._publish(changes)
         finally:
@@ -126,7 +131,7 @@ class EmbeddedStore(CheckedStore[KeptSession]):
             return done
         self._queued_operations += 1
         self._queued_bytes += operation.size
-        self._enqueue(Waiting(operation, done))
+        self._enqueue(QueuedRequest(operation, done))
         return done
 
     def _refusal(self) -> MetadataError | None:
@@ -162,7 +167,7 @@ class EmbeddedStore(CheckedStore[KeptSession]):
 
 
 def error_of_one(error: Exception) -> MetadataError:
-    """An error of its own for each caller: raising one instance twice mixes their tracebacks."""
+    """Return a new error for one caller: raising one instance twice mixes their tracebacks."""
     if isinstance(error, MetadataError):
         return MetadataError(str(error))
     failed = MetadataError(f"The metadata store failed ({error!r}): this is a bug, report it.")

@@ -1,7 +1,6 @@
 """A metadata store that hands every call on to another one: the base of those that add something.
 
-Rules: nothing is awaited between a call and the store's, so order is kept.  Whoever adds something
-to every request for records overrides `_asked`; whoever adds it to some overrides these.
+Nothing is awaited between a call and the store's own, so the order of calls stays.
 """
 
 from collections.abc import Coroutine, Sequence
@@ -22,19 +21,20 @@ from storage.metadata.store import (
 _T = TypeVar("_T")
 
 
-class WrappedMetadataStore(MetadataStore):
+class MetadataStoreWrapper(MetadataStore):
     """Hands every call on to another store; the base of those that add something.
 
-    Each method is as in `MetadataStore`.
+    Each method is as in `MetadataStore`.  Override `_asked` to add something to every request for
+    records, or single methods to add it to some.
     """
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     def _asked(self, request: Coroutine[object, object, _T]) -> Coroutine[object, object, _T]:
-        """Reads and writes of records pass here before they begin.
+        """Return the read or write of records to await in place of `request`, not begun yet.
 
-        Watches, sessions and closing do not: override these for those.
+        Watches, sessions and closing do not pass here: override their methods.
         """
         return request
 

@@ -1,18 +1,4 @@
-"""Watches on persistent watches of ZooKeeper.
-
-Rules:
-
-- A watch is asked for before anything that its holder reads later, on the same connection, so it
-  reports every change that such a read misses.  Several watches on one node share one of
-  ZooKeeper's; it is removed with the last of them.
-- Events queue as keys, each once; the record is read when the holder takes the event, so it is the
-  newest one, and a watcher that is slow or many changes of one key cost no reads.  Neither does
-  what is not wanted: it does not queue.  Who wants it later reads it on the same connection, from a
-  server that has made the change.
-- After every reconnection ZooKeeper's watches are asked for again, and each holder is told RESYNC.
-  So it is with a watch that ZooKeeper refused, once it has been taken.
-- A change that cannot be told, by a defect here, is told as RESYNC to all.
-"""
+"""Watches of the store, made of persistent watches of ZooKeeper."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,20 +28,24 @@ _CONNECTION_FAILURES = (Failure.CONNECTION_LOSS, Failure.SESSION_EXPIRED)
 """After these there is another connection, or no store any more."""
 
 
-class Found(NamedTuple):
-    """A record as it was read."""
+class NodeRecord(NamedTuple):
+    """A record as it was read, with its value."""
 
     stored: Stored
     value: bytes
 
 
-ReadRecord = Callable[[str], Awaitable[Found | None]]
-Resolve = Callable[[str, Found | None], Event]
-"""The event that a record that was read makes for one watcher."""
+ReadRecord = Callable[[str], Awaitable[NodeRecord | None]]
+Resolve = Callable[[str, NodeRecord | None], Event]
+"""Makes the event for one watcher of a key and its record, as it was read."""
 
 
 class NodeWatch:
-    """A live subscription; see the interface `Watch`."""
+    """A live subscription; see the interface `Watch`.
+
+    Keys queue, each once.  A record is read when the event is taken, so it is the newest one, and a
+    slow watcher costs no reads.
+    """
 
     __slots__ = ("_closed", "_queue", "_read", "_resolve")
 
@@ -75,7 +65,7 @@ class NodeWatch:
             return event
         try:
             found = await self._read(event.key)
-        except MetadataError:  # the server is away: what is missed meanwhile nobody tells
+        except MetadataError:  # the server is away: changes may be missed meanwhile
             return Event(EventKind.RESYNC)
         except BaseException:
             self._queue.offer(event)
@@ -101,7 +91,12 @@ class _Watcher(NamedTuple):
 
 
 class NodeWatches:
-    """All watches of one store, by the node that tells of their changes."""
+    """All watches of one store, by the node that reports their changes.
+
+    A watch is requested on the connection of reads, before anything that its holder reads later: so
+    it reports every change that such a read misses.  Watches on one node share one of ZooKeeper's,
+    which is removed with the last of them.
+    """
 
     def __init__(
         self, layout: Layout, submit: Callable[[Request, Done], None], read: ReadRecord
@@ -132,16 +127,16 @@ class NodeWatches:
         return self._add(self._levels, self._layout.directory(prefix), prefix, sequence=True)
 
     def changed(self, change: NodeChange) -> None:
-        """Tell who is concerned by a change of a node."""
+        """Queue events for the watches that a change of a node concerns."""
         try:
-            self._tell(change)
-        except Exception as error:  # noqa: BLE001 - who is not told knows something old for ever
+            self._offer(change)
+        except Exception as error:  # noqa: BLE001 - a watcher would never get the change
             _log.error("change_not_told", path=change.path, exc_info=error)
             for queue in self._queues():
                 queue.resync()
 
     def ask_again(self) -> None:
-        """There is a new connection: no change since the last one was told."""
+        """Request all watches again on a new connection; changes since the last one are missed."""
         for path in self._asked:
             self._ask(path)
         for queue in self._queues():
@@ -167,7 +162,7 @@ class NodeWatches:
             self._refused[path] = self._loop.call_later(pause_s, self._ask_refused, path)
 
     def _ask_refused(self, path: str) -> None:
-        """No change since it was refused was told."""
+        # Changes since it was refused were missed.
         del self._refused[path]
         if path in self._asked:
             self._ask(path)
@@ -175,13 +170,13 @@ class NodeWatches:
                 for watcher in registry.get(path, {}):
                     watcher.queue.resync()
 
-    def _tell(self, change: NodeChange) -> None:
+    def _offer(self, change: NodeChange) -> None:
         directory, _, name = change.path.rpartition("/")
         for watcher, key in self._keys.get(change.path, {}).items():
             watcher.queue.offer(Event(EventKind.UPSERT, key))
         levels = self._levels.get(directory)
         if levels:
-            self._tell_level(levels, name, change.kind)
+            self._offer_to_level(levels, name, change.kind)
 
     def _add(
         self,
@@ -220,7 +215,7 @@ class NodeWatches:
             for watcher in watchers
         ]
 
-    def _tell_level(self, watchers: dict[_Watcher, str], node: str, kind: ChangeKind) -> None:
+    def _offer_to_level(self, watchers: dict[_Watcher, str], node: str, kind: ChangeKind) -> None:
         name = record_name(node)
         if name is None:
             return
@@ -236,16 +231,16 @@ class NodeWatches:
 
 
 def _ignore(_answer: Answer) -> None:
-    """Of what is not watched any more nobody is told, whether ZooKeeper tells of it or not."""
+    """Ignore the answer: events of a node that is not watched any more go nowhere."""
 
 
-def _resolve(key: str, found: Found | None) -> Event:
+def _resolve(key: str, found: NodeRecord | None) -> Event:
     if found is None:
         return Event(EventKind.REMOVED, key)
     return Event(EventKind.UPSERT, key, record_of(key, found.stored, found.value))
 
 
-def _resolve_key(partition: str | None, key: str, found: Found | None) -> Event:
+def _resolve_key(partition: str | None, key: str, found: NodeRecord | None) -> Event:
     if found is not None:
         check_partition_of(key, found.stored.partition, partition)
     return _resolve(key, found)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from storage.metadata.keys import level_of
 from storage.metadata.oxia import oxia_pb2 as pb
-from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, Found
-from storage.metadata.oxia.watching import Watching
+from storage.metadata.oxia.records import PROOF, SEQUENCES, SERVERS_PREFIX, ShardRecord
+from storage.metadata.oxia.watch_router import WatchRouter
 from storage.metadata.oxia.writes import Write
 from storage.metadata.store import Event, EventKind, MetadataError
 from storage.metadata.watches import WatchQueue
@@ -22,22 +22,22 @@ class Shard:
     """Records that change by writes, with the notifications of each."""
 
     def __init__(self, *, retry_s: float = 1, max_changed: int = 100) -> None:
-        self.records: dict[str, Found] = {}
+        self.records: dict[str, ShardRecord] = {}
         self.reads: list[str] = []
         self.failures = 0
         self.version = 0
         self.markers: list[tuple[int, str | None]] = []
-        self.watching = Watching(
+        self.router = WatchRouter(
             self.read,
             lambda *each: self.markers.append(each),
             retry_s=retry_s,
             max_changed=max_changed,
         )
 
-    def read(self, shard_id: int, key: str) -> "asyncio.Future[Found | None]":
+    def read(self, shard_id: int, key: str) -> "asyncio.Future[ShardRecord | None]":
         assert shard_id == SHARD
         self.reads.append(key)
-        done: asyncio.Future[Found | None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[ShardRecord | None] = asyncio.get_running_loop().create_future()
         if self.failures:
             self.failures -= 1
             done.set_exception(MetadataError("not now"))
@@ -45,7 +45,7 @@ class Shard:
             done.set_result(self.records.get(key))
         return done
 
-    def put(self, key: str, value: bytes = b"") -> tuple[Found, pb.NotificationBatch]:
+    def put(self, key: str, value: bytes = b"") -> tuple[ShardRecord, pb.NotificationBatch]:
         self.version += 1
         made = found(self.version, key=key, value=value)
         self.records[key] = made
@@ -62,7 +62,7 @@ class Shard:
 
     def issued(self, key: str) -> Write:
         write = put(key)
-        write.removals_seen = self.watching.tick()
+        write.removals_seen = self.router.removal_count()
         return write
 
 
@@ -81,12 +81,12 @@ def told(queue: WatchQueue) -> list[tuple[EventKind, str]]:
 
 async def test_own_put_is_reported_once_and_not_read() -> None:
     shard = Shard()
-    watch = shard.watching.watch_key("/a", None)
+    watch = shard.router.watch_key("/a", None)
     write = shard.issued("/a")
     made, batch = shard.put("/a")
-    shard.watching.stored(write, made)
+    shard.router.stored(write, made)
     assert told(watch) == [(UPSERT, "/a")]
-    shard.watching.notified(SHARD, batch)
+    shard.router.notified(SHARD, batch)
     await settle()
     assert told(watch) == []
     assert shard.reads == []
@@ -94,12 +94,12 @@ async def test_own_put_is_reported_once_and_not_read() -> None:
 
 async def test_a_put_of_others_is_read() -> None:
     shard = Shard()
-    watch = shard.watching.watch_level("/d/")
+    watch = shard.router.watch_level("/d/")
     _, first = shard.put("/d/a")
     _, second = shard.put("/d/a")
     _, beside = shard.put("/other")
     for batch in (first, second, beside):
-        shard.watching.notified(SHARD, batch)
+        shard.router.notified(SHARD, batch)
     await settle()
     assert shard.reads == ["/d/a"]
     assert told(watch) == [(UPSERT, "/d/a")]
@@ -107,15 +107,15 @@ async def test_a_put_of_others_is_read() -> None:
 
 async def test_of_a_level_what_nobody_wants_is_not_read() -> None:
     shard, wanted = Shard(), {"/d/a"}
-    watch = shard.watching.watch_level("/d/", lambda key: key in wanted)
+    watch = shard.router.watch_level("/d/", lambda key: key in wanted)
     for key in ("/d/a", "/d/b", "/other"):
-        shard.watching.notified(SHARD, shard.put(key)[1])
+        shard.router.notified(SHARD, shard.put(key)[1])
     await settle()
     assert shard.reads == ["/d/a"]
     assert told(watch) == [(UPSERT, "/d/a")]
     wanted.add("/d/b")
     for batch in (shard.put("/d/b")[1], shard.remove("/d/a")):
-        shard.watching.notified(SHARD, batch)
+        shard.router.notified(SHARD, batch)
     await settle()
     assert sorted(shard.reads) == ["/d/a", "/d/a", "/d/b"]
     assert sorted(told(watch), key=str) == [(REMOVED, "/d/a"), (UPSERT, "/d/b")]
@@ -124,63 +124,63 @@ async def test_of_a_level_what_nobody_wants_is_not_read() -> None:
 async def test_an_answer_that_comes_after_the_removal_is_not_believed() -> None:
     """Put by us, removed by another; the answer of the put is the last to arrive."""
     shard = Shard()
-    watch = shard.watching.watch_key("/a", None)
+    watch = shard.router.watch_key("/a", None)
     write = shard.issued("/a")
     made, put_batch = shard.put("/a")
     removed = shard.remove("/a")
-    shard.watching.notified(SHARD, put_batch)
-    shard.watching.notified(SHARD, removed)
-    shard.watching.stored(write, made)
+    shard.router.notified(SHARD, put_batch)
+    shard.router.notified(SHARD, removed)
+    shard.router.stored(write, made)
     await settle()
     assert told(watch) == [(REMOVED, "/a")]
 
 
 async def test_removal_before_an_own_put_is_not_reported() -> None:
     shard = Shard()
-    watch = shard.watching.watch_key("/a", None)
+    watch = shard.router.watch_key("/a", None)
     removed = shard.remove("/a")
     write = shard.issued("/a")
     made, batch = shard.put("/a")
-    shard.watching.stored(write, made)
-    shard.watching.notified(SHARD, removed)
-    shard.watching.notified(SHARD, batch)
+    shard.router.stored(write, made)
+    shard.router.notified(SHARD, removed)
+    shard.router.notified(SHARD, batch)
     await settle()
     assert told(watch) == [(UPSERT, "/a")]
 
 
 async def test_newer_read_record_hides_older_notifications() -> None:
     shard = Shard()
-    watch = shard.watching.watch_key("/a", None)
+    watch = shard.router.watch_key("/a", None)
     _, first = shard.put("/a", b"1")
     newest, second = shard.put("/a", b"2")
-    shard.watching.observe(newest)
-    shard.watching.notified(SHARD, first)
-    shard.watching.notified(SHARD, second)
+    shard.router.observe(newest)
+    shard.router.notified(SHARD, first)
+    shard.router.notified(SHARD, second)
     await settle()
     assert told(watch) == [(UPSERT, "/a")]
     assert shard.reads == []
-    shard.watching.missing(SHARD, "/a", shard.watching.told())
+    shard.router.missing(SHARD, "/a", shard.router.change_count())
     assert told(watch) == [(REMOVED, "/a")]
-    shard.watching.missing(SHARD, "/never", shard.watching.told())
+    shard.router.missing(SHARD, "/never", shard.router.change_count())
 
 
 async def test_a_read_of_before_the_put_removes_nothing() -> None:
     """It found nothing, and its answer is seen after that of the put: the key is read again."""
     shard = Shard()
-    watch = shard.watching.watch_key("/a", None)
-    since = shard.watching.told()
+    watch = shard.router.watch_key("/a", None)
+    since = shard.router.change_count()
     write = shard.issued("/a")
     made, batch = shard.put("/a", b"1")
-    shard.watching.stored(write, made)
-    shard.watching.missing(SHARD, "/a", since)
+    shard.router.stored(write, made)
+    shard.router.missing(SHARD, "/a", since)
     assert told(watch) == [(UPSERT, "/a")]
     await settle()
     assert shard.reads == ["/a"]
-    shard.watching.notified(SHARD, batch)
+    shard.router.notified(SHARD, batch)
     await settle()
     assert told(watch) == []
     shard.remove("/a")
-    shard.watching.missing(SHARD, "/a", since)
+    shard.router.missing(SHARD, "/a", since)
     await settle()
     assert told(watch) == [(REMOVED, "/a")]
 
@@ -188,15 +188,15 @@ async def test_a_read_of_before_the_put_removes_nothing() -> None:
 async def test_gap_resyncs_watchers_and_later_changes_arrive() -> None:
     """Whatever was known of it before, also if versions count anew."""
     shard = Shard()
-    level, key = shard.watching.watch_level("/"), shard.watching.watch_key("/a", None)
-    shard.watching.observe(shard.put("/a")[0])
-    shard.watching.gap(SHARD)
+    level, key = shard.router.watch_level("/"), shard.router.watch_key("/a", None)
+    shard.router.observe(shard.put("/a")[0])
+    shard.router.gap(SHARD)
     assert told(level) == told(key) == [(RESYNC, "")]
     shard.version = 0
-    shard.watching.notified(SHARD, shard.put("/a")[1])
+    shard.router.notified(SHARD, shard.put("/a")[1])
     await settle()
     assert told(level) == told(key) == [(UPSERT, "/a")]
-    shard.watching.notified(SHARD, shard.remove("/a"))
+    shard.router.notified(SHARD, shard.remove("/a"))
     await settle()
     assert told(level) == told(key) == [(REMOVED, "/a")]
     assert shard.markers == [(SHARD, None)]
@@ -204,18 +204,18 @@ async def test_gap_resyncs_watchers_and_later_changes_arrive() -> None:
 
 async def test_a_failed_read_is_tried_again() -> None:
     shard = Shard(retry_s=0.001)
-    watch = shard.watching.watch_key("/a", None)
+    watch = shard.router.watch_key("/a", None)
     shard.failures = 2
-    shard.watching.notified(SHARD, shard.put("/a")[1])
+    shard.router.notified(SHARD, shard.put("/a")[1])
     event = await asyncio.wait_for(anext(watch), 10)
     assert (event.kind, len(shard.reads)) == (UPSERT, 3)
 
 
 async def test_too_many_changes_become_a_gap() -> None:
     shard = Shard(max_changed=5)
-    watch = shard.watching.watch_level("/d/")
+    watch = shard.router.watch_level("/d/")
     for n in range(7):
-        shard.watching.notified(SHARD, shard.put(f"/d/{n}")[1])
+        shard.router.notified(SHARD, shard.put(f"/d/{n}")[1])
     await settle()
     assert told(watch) == [(RESYNC, "")]
 
@@ -223,9 +223,9 @@ async def test_too_many_changes_become_a_gap() -> None:
 async def test_markers_and_proofs_are_nobodys_records() -> None:
     shard = Shard()
     keys = (PROOF, f"{SEQUENCES}x", f"{SERVERS_PREFIX}session/7")
-    watches = [shard.watching.watch_level(level_of(key)) for key in keys]
+    watches = [shard.router.watch_level(level_of(key)) for key in keys]
     for key in keys:
-        shard.watching.notified(SHARD, shard.put(key)[1])
+        shard.router.notified(SHARD, shard.put(key)[1])
     await settle()
     assert shard.reads == []
     assert [told(watch) for watch in watches] == [[], [], []]
@@ -234,10 +234,10 @@ async def test_markers_and_proofs_are_nobodys_records() -> None:
 
 async def test_a_range_that_was_deleted_is_a_gap() -> None:
     shard = Shard()
-    watch = shard.watching.watch_key("/a", None)
+    watch = shard.router.watch_key("/a", None)
     batch = pb.NotificationBatch(shard=SHARD)
     batch.notifications["/"].type = pb.KEY_RANGE_DELETED
-    shard.watching.notified(SHARD, batch)
+    shard.router.notified(SHARD, batch)
     assert told(watch) == [(RESYNC, "")]
 
 
@@ -257,8 +257,8 @@ class Replay:
         self.shard = Shard()
         self.level: dict[str, int] = {}
         self.record: dict[str, int] = {}
-        self._children = self.shard.watching.watch_level("/d/")
-        self._record = self.shard.watching.watch_key("/d/a", None)
+        self._children = self.shard.router.watch_level("/d/")
+        self._record = self.shard.router.watch_key("/d/a", None)
         self._answers: list[Callable[[], None]] = []
         self._notices: list[pb.NotificationBatch] = []
         self._asked: list[tuple[str, int]] = []
@@ -273,28 +273,28 @@ class Replay:
                     state.pop(event.key, None)
 
     def step(self, kind: str, key: str) -> None:
-        shard, watching = self.shard, self.shard.watching
+        shard, router = self.shard, self.shard.router
         if kind == "put":
             write = shard.issued(key)
             made, batch = shard.put(key)
-            self._answers.append(lambda: watching.stored(write, made))
+            self._answers.append(lambda: router.stored(write, made))
             self._notices.append(batch)
         elif kind == "remove" and key in shard.records:
             self._notices.append(shard.remove(key))
         elif kind == "answer" and self._answers:
             self._answers.pop(0)()
         elif kind == "notify" and self._notices:
-            watching.notified(SHARD, self._notices.pop(0))
+            router.notified(SHARD, self._notices.pop(0))
         elif kind == "read":
             record = shard.records.get(key)
             if record is None:
-                watching.missing(SHARD, key, watching.told())
+                router.missing(SHARD, key, router.change_count())
             else:
-                watching.observe(record)
+                router.observe(record)
         elif kind == "ask" and key not in shard.records:
-            self._asked.append((key, watching.told()))
+            self._asked.append((key, router.change_count()))
         elif kind == "hear" and self._asked:
-            watching.missing(SHARD, *self._asked.pop(0))
+            router.missing(SHARD, *self._asked.pop(0))
 
     def finish(self) -> None:
         for kind, waiting in (
@@ -324,6 +324,6 @@ def test_watchers_end_with_what_is_stored(steps: list[tuple[str, str]]) -> None:
         wanted = {key: each.record.version for key, each in records.items()}
         assert replay.level == wanted
         assert replay.record == {key: wanted[key] for key in wanted if key == "/d/a"}
-        replay.shard.watching.close()
+        replay.shard.router.close()
 
     asyncio.run(run())

@@ -1,14 +1,4 @@
-"""A metadata store that counts what this process asks of it, and times the writes.
-
-Rules:
-
-- A write counts when it is asked for, whatever comes of it; its time counts when it ends, apart by
-  success and failure.  A failed condition is a failure, as in Pulsar.  A cancelled one has no time.
-- A read counts when it is asked for: each key of a `get_many`, each listing and scan once.
-- An event counts when its watcher takes it: a shared store has read the record for it.
-- Order is kept: nothing is awaited before the store is.
-- What a store of ledgers writes for itself is not counted: on BookKeeper that is another client.
-"""
+"""A metadata store that counts the requests of this process, and times the writes."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +17,10 @@ from storage.metadata.store import (
     Wanted,
     Watch,
 )
-from storage.metadata.wrapped import WrappedMetadataStore
+from storage.metadata.store_wrapper import MetadataStoreWrapper
 
 WRITE_BUCKETS_MS: Final = (1.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3)
-"""Pulsar's."""
+"""Pulsar's buckets."""
 
 _T = TypeVar("_T")
 
@@ -41,7 +31,7 @@ def _histogram() -> Histogram:
 
 @dataclass(slots=True)
 class WriteCounters:
-    """Of one kind of write, in ms."""
+    """Requests for one kind of write, and their durations in ms by success and failure."""
 
     asked: int = 0
     succeeded: Histogram = field(default_factory=_histogram)
@@ -50,7 +40,7 @@ class WriteCounters:
 
 @dataclass(slots=True)
 class ReadCounters:
-    """Records asked for by key, listings and scans, and events that watches told."""
+    """Records asked for by key, listings and scans, and events taken from watches."""
 
     gets: int = 0
     scans: int = 0
@@ -71,6 +61,7 @@ class _CountedWatch:
 
     async def __anext__(self) -> Event:
         event = await self._watch.__anext__()
+        # Only now has a shared store read the record for it.
         self._counters.events += 1
         return event
 
@@ -79,10 +70,13 @@ class _CountedWatch:
         self._watch.close()
 
 
-class CountedMetadata(WrappedMetadataStore):
-    """Counts what this process asks of the metadata store, and times the writes.
+class CountedMetadata(MetadataStoreWrapper):
+    """Counts the requests of this process to the metadata store, and times the writes.
 
-    `elapsed_s` is a clock that never goes back.
+    A write counts when it is asked for, its time when it ends.  A failed condition is a failure, as
+    in Pulsar; a cancelled write has no time.  Each key of a `get_many`, each listing and each scan
+    count once.  Writes that a store of ledgers makes for itself are not counted, as on BookKeeper
+    another client makes them.  `elapsed_s` is a clock that never goes back.
     """
 
     def __init__(self, store: MetadataStore, elapsed_s: Callable[[], float]) -> None:

@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from magnetar.background_tasks import BackgroundTasks
 from storage.clock import SystemClock
-from storage.metadata.following import Following
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataError, Watch
+from storage.metadata.watch_follower import WatchFollower
 from tests.support.waiting import until
 
 LEVEL = "/followed"
@@ -32,7 +32,7 @@ class Follower:
         self.reads = 0
         self.fails_at = ""
         self._store = store
-        self.following = Following(self.watch, self._read, self.take)
+        self.following = WatchFollower(self.watch, self._read, self.take)
 
     def watch(self) -> Watch:
         self.watches.append(self._store.watch_children(LEVEL))
@@ -94,7 +94,7 @@ async def test_a_first_read_that_fails_is_whose_who_waits_for_it(
         raise MetadataError("Down: wait.")
 
     follower = Follower(store)
-    follower.following = Following(follower.watch, fails, follower.take)
+    follower.following = WatchFollower(follower.watch, fails, follower.take)
     with pytest.raises(MetadataError):
         await follower.following.begin()
     follower.following.close()

@@ -1,17 +1,12 @@
 """The sub-commands `magnetar pipeline ...`: jobs of Spark on topics.
 
-Rules:
-
-- Nothing of Spark is imported until a job runs.  Without it a sentence says what to install.
-- A job runs in the Spark that `--master` names; under `spark-submit` in that one
-  (`deploy/spark/jobs.py audit ...` takes the same options, and so does `python -m magnetar.spark`).
-- Mistakes that the command line alone shows are reported before Spark starts.
-- The last line of output is a sentence, whatever Spark has printed.
-- Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations; 3: a
-  replay has not reached its end, and goes on when it is run again; 130 and 143: Ctrl-C and SIGTERM
-  have ended it (`magnetar.spark.ending`).
+`deploy/spark/jobs.py audit ...` (for spark-submit) and `python -m magnetar.spark` take the same
+options.  The exit status is 0 on success and 1 on failure; `VIOLATIONS_FOUND`, `NOT_FINISHED` and
+`magnetar.spark.ending` have the others.
 """
 
+# PySpark and its libraries are imported when a job runs: the other commands work without them, and
+# a job says what to install.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["app", "register"]
 
 VIOLATIONS_FOUND: Final = 2
+"""The exit status of an audit that found violations."""
 NOT_FINISHED: Final = 3
+"""The exit status of a replay that has not reached its end; the same command continues it."""
 EXTRA: Final = ("numpy", "obstore", "pandas", "pyarrow", "pyspark", "xxhash")
 """Libraries of the extra `magnetar[spark]`: the names that they are installed and imported by."""
 AGAIN: Final = "Run the same command again: it begins anew."
@@ -90,6 +87,7 @@ def audit(
         with _explain_missing_library():
             from magnetar.spark.offload.place import place_of
 
+        # Mistakes that the command line alone shows are reported before Spark starts.
         connection, rest = _connection(where), rest_of(admin_url, where)
         place = None if table is None else place_of(table)
         kept = None if state is None else load(state)
@@ -308,7 +306,7 @@ def _explain_missing_library() -> Iterator[None]:
 
 @contextmanager
 def _spark(master: str | None, name: str) -> "Iterator[SparkSession]":
-    """A session, which ends with the block if it was made here."""
+    """A session of Spark, which ends with the block if the block made it."""
     with _explain_missing_library():
         from magnetar.spark.spark_session import session
     from magnetar.spark.spark_failure import explain_spark_failure

@@ -1,15 +1,6 @@
 """The segments that an audit found right for good, so that the next one reads only new ones.
 
-Pure but for `load` and `store`.  Rules:
-
-- Kept is a sealed segment of which everything could be read (its horizon was its end), from an
-  audit without violation: no entry will come, and no transaction that has rows there will end.
-- It is known again by its name and its end: a topic that was made anew has other ledgers.
-- With it is kept what later audits hold other things against: the rows that readers get, and the
-  last message of each producer.  A segment with more than PRODUCERS_KEPT of them is not kept, nor
-  is one that could not be checked as a whole: with messages in pieces that lay across ranges, with
-  encrypted entries, or of which retention took something meanwhile.
-- What records say of its transactions is still looked at each time; its entries are not.
+Pure but for `load` and `store`.
 """
 
 import json
@@ -37,6 +28,7 @@ __all__ = [
 
 VERSION: Final = 1
 PRODUCERS_KEPT: Final = 10_000
+"""The most producers of a segment that is kept: the state has the last message of each."""
 
 
 class InvalidState(PipelineError):
@@ -44,7 +36,10 @@ class InvalidState(PipelineError):
 
 
 class AuditedSegment(NamedTuple):
-    """One segment that need not be read again."""
+    """A segment whose entries need not be read again, with the facts for checks of other ones.
+
+    What records say of its transactions is still checked each time.
+    """
 
     topic: str
     end: Position
@@ -77,6 +72,7 @@ def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment
             f"The state is of an audit of {kept.topic}, not of {snapshot.topic}; "
             "give each topic a file of its own."
         )
+    # By name and end: a topic that was deleted and made anew has other ledgers.
     return {
         segment_id: before
         for segment_id, before in kept.segments.items()
@@ -109,6 +105,8 @@ def audited_now(
 
 
 def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
+    """Whether nothing in a segment will change, and all of it could be checked."""
+    # Sealed, and readable to its end: no entry will come, and no transaction there is open.
     if not segment.sealed or segment.horizon < segment.raw_end or segment.trimmed_to is not None:
         return False
     if scanned is None:
@@ -119,7 +117,7 @@ def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
 
 
 def encode(audited: Audited) -> str:
-    """As JSON; the same facts, the same text."""
+    """The state as JSON; equal facts have equal texts."""
     segments = {
         str(segment_id): {
             "end": list(each.end),
@@ -134,7 +132,7 @@ def encode(audited: Audited) -> str:
 
 
 def decode(text: str) -> Audited:
-    """Raises `InvalidState`."""
+    """Read the state from its JSON.  Raises `InvalidState`."""
     try:
         document = json.loads(text)
         if document["v"] != VERSION:
@@ -164,7 +162,7 @@ def load(path: Path) -> Audited | None:
 
 
 def store(path: Path, audited: Audited) -> None:
-    """Keep it there, as a whole or not at all.  Raises `InvalidState`."""
+    """Write the state to a file, whole or not at all.  Raises `InvalidState`."""
     beside = path.with_name(path.name + ".new")
     try:
         beside.write_text(encode(audited), "utf-8")

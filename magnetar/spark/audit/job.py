@@ -1,13 +1,4 @@
-"""The audit as a job of Spark: a snapshot, a scan in parallel, the rules.
-
-Rules:
-
-- The driver keeps what goes with segments, ranges and headers, never with rows.  What goes with
-  transactions and segments is put together by Spark, and gone through partition by partition.
-- Ranges are of about RANGE_BYTES, so that work is even and a task that fails does little again.
-- Rows are looked at one by one only where a producer's order was broken as a whole
-  (`suspect_job`).
-"""
+"""The audit as a job of Spark: a snapshot, a parallel scan, then the checks of rules V1 to V7."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -60,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 RANGE_BYTES: Final = 64 * 1024 * 1024
+"""Stored bytes of one range, about: tasks are even, and one that fails repeats little."""
 
 
 def audit(
@@ -74,9 +66,9 @@ def audit(
 ) -> Report:
     """Audit one topic; `readers_view`: also read it as consumers do, and compare.
 
-    `table`: where an offload wrote; that is compared, too.  `kept`: of an earlier audit, what need
-    not be read again.  Raises `AdminFailed`, `InvalidManifest`, `InvalidState`, `PlaceFailed`, and
-    what the client does.
+    `table` is the place that an offload wrote to, whose table is compared too.  `kept` are the
+    segments that an earlier audit found right, which are not read again.  Raises `AdminFailed`,
+    `InvalidManifest`, `InvalidState`, `PlaceFailed`, and what the client does.
     """
     began_s = time.monotonic()
     client = connected(connection)
@@ -91,9 +83,10 @@ def audit(
     ranges.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         scan_began_s = time.monotonic()
-        ranges.count()  # Everything else goes through what this has found.
+        ranges.count()  # Runs the scan once; everything below uses its persisted result.
         scan_s = time.monotonic() - scan_began_s
         snapshot = trimmed_since(snapshot, planner)
+        # The driver keeps what grows with segments, ranges and headers, never with rows.
         _check_transactions(ranges, snapshot, before, findings)
         facts = ranges.map(without_transactions).collect()
         readable = _readable_before(before) | _by_segment(ranges.map(readable_of).collect())
@@ -104,6 +97,7 @@ def audit(
         check_entries(each, snapshot, findings)
     producers = [one for each in seen.values() for one in each.producers.values()]
     producers += [one for number, each in before.items() for one in each.producers(number)]
+    # It reads rows one by one, so only those of producers that are out of order as a whole.
     check_order(spark, connection, every, producers, snapshot, findings)
     check_claims(snapshot, findings)
     check_batches(snapshot, findings)
@@ -155,7 +149,8 @@ def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
 def _check_transactions(
     ranges: "RDD[Scanned]", snapshot: Snapshot, before: Collection[int], findings: Findings
 ) -> None:
-    """Check what all ranges saw of each transaction and segment, one partition at a time."""
+    """Check the facts of all ranges, combined by transaction and segment."""
+    # Spark combines them, and the driver gets one partition at a time: they may be many.
     together = ranges.flatMap(transactions_of).reduceByKey(SeenTransaction.plus)
 
     def one_by_one() -> Iterator[SeenTransaction]:

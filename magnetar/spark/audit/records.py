@@ -1,8 +1,4 @@
-"""Reads the snapshot of an audit: layouts and plans from the client, records over REST.
-
-Rules: read in the order that `snapshot` asks for.  A segment that vanishes meanwhile (retention) is
-not in the snapshot.
-"""
+"""The snapshot of an audit: layouts and plans from the client, records over REST."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -120,7 +116,7 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
 
 
 def trimmed_since(snapshot: Snapshot, client: Planner) -> Snapshot:
-    """The same, with what retention took since.  Raises what the client does."""
+    """Mark what retention has deleted since the snapshot.  Raises what the client does."""
     segments = {}
     for segment_id, segment in snapshot.segments.items():
         try:
@@ -135,15 +131,13 @@ def trimmed_since(snapshot: Snapshot, client: Planner) -> Snapshot:
 
 
 def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[str, str]]]:
-    """All of them, and key and owner of each group; what REST told is kept of none.
-
-    One that ended while it was read is there twice: as it ended counts.
-    """
+    """The headers of all transactions, and the key and owner of each group."""
     found: dict[str, TransactionState] = {}
     keys: set[tuple[str, str]] = set()
     for state in _STATES:
         for told in rest.lines(f"{TRANSACTIONS}/headers/{state}"):
             header = transaction_of(told)
+            # A transaction that ends meanwhile is in two answers: its final state counts.
             known = found.get(header.txn)
             if known is None or known.state is State.OPEN:
                 found[header.txn] = header
@@ -153,7 +147,7 @@ def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[st
 
 
 def transaction_of(told: Json) -> TransactionState:
-    """A header as REST tells it."""
+    """The header of a transaction, from the JSON of REST."""
     group = cast("Json | None", told.get("group"))
     commit = None if group is None else cast("Json | None", group.get("commit"))
     return TransactionState(
@@ -231,7 +225,8 @@ def _ledgers(segment: Segment, rest: AdminRest) -> list[Json]:
 
 
 def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyState]:
-    """Keys of groups whose headers are there: of others nothing could be held against them."""
+    """The states of these keys, as far as brokers know them."""
+    # Only keys of groups with a header: without one there is nothing to compare a key with.
     for key, owner in sorted(names):
         path = f"{KEYS}?key={quote(key, safe='')}&owner={quote(owner, safe='')}"
         found = rest.find(path)
@@ -240,7 +235,7 @@ def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyStat
 
 
 def key_of(told: Json) -> KeyState:
-    """A key as REST tells it."""
+    """A transaction key, from the JSON of REST."""
     last = cast("Json | None", told.get("lastGroup"))
     return KeyState(
         cast("str", told["key"]),
@@ -252,6 +247,6 @@ def key_of(told: Json) -> KeyState:
 
 
 def place_of(text: str) -> Position:
-    """`ledger:entry`."""
+    """The position in a text `ledger:entry`."""
     ledger, _, entry = text.partition(":")
     return Position(int(ledger), int(entry))

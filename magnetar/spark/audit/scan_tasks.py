@@ -1,13 +1,7 @@
-"""The functions of a scan that Spark's workers run.
+"""The functions of a scan that Spark's workers run."""
 
-Rules:
-
-- Workers import the module of what they run: this one and `suspect_job` import what a scan needs,
-  and nothing of records, tables and reports.
-- A worker looks for garbage after each task, in all that it has ever imported.  That is none, so
-  what is there before its first scan is left out of the search.
-"""
-
+# Workers import the module of the function that they run.  So this module and `suspect_job` import
+# what a scan needs, and nothing for records, tables and reports.
 import gc
 import os
 from collections.abc import Iterator
@@ -40,7 +34,7 @@ def scanned(connection: Connection, part: AuditedRange) -> Scanned:
 
 
 def counted(connection: Connection, part: AuditedRange) -> Counted:
-    """Scan a range as consumers read it; its rows."""
+    """Scan a range as consumers read it; the count of its rows."""
     return readable_of((part, scan(connection, part, raw=False)))
 
 
@@ -68,6 +62,7 @@ def readable_of(found: Scanned) -> Counted:
 
 @lru_cache(maxsize=1)
 def _keep_imports(pid: int) -> None:
-    """Once in each process: what is there now is not looked through any more."""
+    """Exclude the objects of a process so far from its garbage collection, once."""
+    # A worker collects garbage after each task, and would search all of its imports each time.
     gc.collect()
     gc.freeze()

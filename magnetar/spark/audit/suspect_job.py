@@ -1,10 +1,4 @@
-"""Rows of suspect producers, read and sorted by Spark: first by what they are, then by place.
-
-Rules: nothing is kept of a key but its last row, and Spark sorts on disk what does not fit into the
-memory of its workers (`spark.python.worker.memory`).  So neither a producer without keys nor a key
-that has all rows needs more memory than others.  Copies are sorted by their number too, which
-spreads a hot key over the partitions.
-"""
+"""Rows of suspect producers, read and sorted by Spark: first by identity, then by place."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -47,12 +41,14 @@ def check_order(
     snapshot: Snapshot,
     findings: Findings,
 ) -> None:
-    """V3, V4: row by row, where a producer's messages as a whole are not in order."""
+    """Check the rows of suspect producers one by one (V3, V4)."""
     found = suspects(producers, snapshot, findings)
     if not found:
         return
     where = {segment_id for segments in found.values() for segment_id in segments}
     there = [part for part in parts if part.segment_id in where]
+    # Spark sorts on disk what exceeds the memory of its workers (`spark.python.worker.memory`), and
+    # the checks remember one row at a time.  So a key that has all rows needs no more memory.
     checked = (
         spark.sparkContext.parallelize(there, max(1, len(there)))
         .flatMap(partial(suspect_rows, connection, frozenset(found)))
@@ -85,12 +81,13 @@ def _suspect_key_of(row: PlacedRow) -> SuspectKey:
 
 
 def _by_number(key: tuple[Sent, Place]) -> int:
-    """Copies are sorted together."""
+    """Partition rows by producer and sequence id, so that copies come together."""
+    # Not by key: a hot key is spread over the partitions.
     sent, _ = key
     return row_hash(sent.producer.encode(), sent.stamp.sequence_id.to_bytes(8, "big", signed=True))
 
 
 def _by_key(key: tuple[SuspectKey, Place]) -> int:
-    """Rows of one producer and key are sorted together."""
+    """Partition rows by producer and key."""
     (producer, has_key, name), _ = key
     return row_hash(producer.encode(), name.encode() if has_key else None)

@@ -1,12 +1,6 @@
-"""V1, V2, V5: what was seen of each transaction, held against its header, claims and aborted set.
+"""Checks of V1, V2, V3 and V5: rows of each transaction beside its header, claims, aborted set.
 
-Pure.  Rules:
-
-- Judged is what had ended before the cut.  What ended while the audit ran is left to the next one.
-- A transaction that was open at the cut has its rows there behind the horizon; what shows of them
-  tells nothing, as it may have ended before the scan came to them.
-- A header that was collected leaves nothing to compare counts with: what its rows show is then
-  taken as it is, and told as unchecked.
+Pure.  A committed transaction that had not ended before the cut is left to a later audit.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -53,6 +47,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
             seen,
             f"{seen.readable.messages} rows of it are readable, though it was aborted",
         )
+    # Behind the horizon it tells nothing: the transaction may have ended before the scan came.
     if state is State.OPEN and seen.readable.messages and seen.first < segment.horizon:
         _found(
             findings,
@@ -91,7 +86,8 @@ def _check_plain(seen: SeenTransaction, findings: Findings) -> None:
 def _check_missing(
     seen: SeenTransaction, segment: SegmentState, findings: Findings, *, is_marked: bool
 ) -> None:
-    """Without a header: readable if nothing is said of it here, hidden if it is in the set."""
+    """Check rows of a transaction without a header, as far as the aborted set and claims tell."""
+    # A collected header leaves no counts to compare with, so the rest is reported as unchecked.
     findings.count_check(Rule.V5)
     if seen.txn in segment.claimed:
         _found(findings, Rule.V5, seen, "it has a claim here, but no header any more")
@@ -132,10 +128,10 @@ def check_counts(
     findings: Findings,
     before: Collection[int] = (),
 ) -> None:
-    """V1, V3: each writer's count against what is there; nothing that no writer counted.
+    """Compare the rows of each transaction with the count of its writer (V1, V3).
 
-    Of `seen`, which is gone through once, nothing is kept but what was expected.  `before`: those
-    segments were not read, as an earlier audit had.
+    `seen` is iterated once, and only totals of groups are kept.  Segments in `before` were not
+    read, as an earlier audit had read them.
     """
     topics = {
         each.topic: each for each in snapshot.segments.values() if each.segment_id not in before
@@ -208,7 +204,7 @@ def _compare(
 
 
 def _why_fewer(messages: int, there: SeenTransaction | None, segment: SegmentState) -> str | None:
-    """Why fewer rows than so many need not be wrong; None: it is, or there are not fewer."""
+    """Why fewer rows than `messages` need not be wrong; None: it is wrong, or they are no fewer."""
     if messages <= (0 if there is None else there.all.messages):
         return None
     if there is not None and messages <= there.whole:
@@ -249,7 +245,7 @@ def _check_totals(
 
 
 def check_claims(snapshot: Snapshot, findings: Findings) -> None:
-    """V5: claims of what nobody knows; V1: what is in an aborted set and was committed."""
+    """Check claims without a header (V5), and committed transactions in aborted sets (V1)."""
     for segment in snapshot.segments.values():
         for claim in segment.claims:
             findings.count_check(Rule.V5)

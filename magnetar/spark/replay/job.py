@@ -1,14 +1,4 @@
-"""The replay as a job of Spark: a stream with an end, under Trigger.AvailableNow.
-
-Rules:
-
-- The first run resolves the range and writes it into the checkpoint; each run opens the job's own
-  transaction key, so that an earlier one that still lives writes nothing more.
-- It is finished when the last committed batch has reached the end.  Otherwise something holds the
-  end back (an open transaction), and the same command goes on later.
-- What is read keeps the order of keys (`ordering=key`), with the children of a segment in the task
-  of their only parent.
-"""
+"""The replay as a job of Spark: a stream with an end, under Trigger.AvailableNow."""
 
 import os
 import time
@@ -54,7 +44,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one run."""
+    """The outcome of one run; `finished`: the last committed batch has reached the end."""
 
     finished: bool
     rows: int
@@ -89,6 +79,9 @@ def replay(
 ) -> Outcome:
     """Begin a replay, or go on with it.
 
+    The first run resolves the range to two cuts and writes them into the checkpoint.  A run that
+    an open transaction keeps from the end is not finished, and a later one goes on.
+
     Raises `InvalidOption`, `PipelineError` where the query has failed, and what the client does.
     """
     files = ReplayCheckpoint(checkpoint, connection.operation_timeout_ms / 1000)
@@ -99,7 +92,7 @@ def replay(
     _require(TopicReading(connection, asked.target))
     if job is None:
         job = _resolved(asked, options, topic)
-        _read(spark, connection, job, speed)  # What cannot be is not written down.
+        _read(spark, connection, job, speed)  # An invalid request must not reach the checkpoint.
         files.begin(job)
     job.check(asked)
     ahead = _ahead(files, job, options, topic)
@@ -107,6 +100,7 @@ def replay(
         return Outcome(finished=True, rows=0, written=0, batches=0)
     total = rows_in(topic, ahead)
     frame = _read(spark, connection, job, speed)
+    # Opening its key fences an earlier run of this job that is still alive.
     key = magnetar.spark.open_key(connection.service_url, job.key, **connection.client_options())
     query = (
         frame.writeStream.format(FORMAT)
@@ -122,7 +116,8 @@ def replay(
 
 
 def _require(target: TopicReading) -> None:
-    """Raises `InvalidOption`; the sink would have a broker make it, misspelt or not."""
+    """Check that the target exists.  Raises `InvalidOption`."""
+    # The sink would have a broker create the topic, even under a misspelt name.
     try:
         target.layout()
     except TopicNotFound as error:
@@ -138,7 +133,7 @@ def _options(connection: Connection, asked: Replay) -> SourceOptions:
 
 
 def _resolved(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job:
-    """The range as it is now."""
+    """The job of a request, with the range that it has now."""
     layout = topic.layout()
     bound = options.start or Bound(BoundKind.EARLIEST)
     start = entered(start_cut(bound, topic, layout, options.nowhere), layout)
@@ -160,7 +155,7 @@ def _cut(text: str, options: SourceOptions) -> Cut:
 
 
 def _between(start: Cut, end: Cut, layout: Layout, topic: TopicReading) -> list[SegmentRange]:
-    """Without ranges that have no entry, such as that from the last one to the end."""
+    """The ranges between two cuts that have an entry."""
     found = []
     for each in between(start, end, layout):
         plan = topic.plan(each.topic, each.start.position, end=each.end.entries_end)
@@ -173,6 +168,7 @@ def _between(start: Cut, end: Cut, layout: Layout, topic: TopicReading) -> list[
 def _read(spark: SparkSession, connection: Connection, job: Job, speed: Speed) -> DataFrame:
     """The rows of the range, filtered and projected."""
     asked = job.asked
+    # Rows of a key stay in order; a child segment is read in the task of its only parent.
     reader = spark.readStream.format(FORMAT).options(
         **connection.options(),
         topic=asked.source,
@@ -209,7 +205,7 @@ def _first_line(error: Exception) -> str:
 def _followed(
     query: "StreamingQuery", progress: Progress, total: int | None
 ) -> tuple[int, int, int]:
-    """Wait for the end, and tell of batches; rows that were read and written, and batches."""
+    """Wait for the end of the query and show its progress; rows read and written, and batches."""
     rows, written, seen = 0, 0, set[int]()
     try:
         active = True

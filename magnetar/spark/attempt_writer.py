@@ -1,24 +1,17 @@
 """One try of one task: its rows in an attempt, counted by the segments that they are stored in.
 
-    NEW    no request was sent: a task without rows sends none, unless it takes long
-    OPEN   it has an attempt, and writes in it
-    DONE   the coordinator says that the batch was committed before: its rows are dropped
-    SETTLED, FAILED   it writes nothing more
-
 Rules:
 
-- W1 The attempt begins with the first row, or when that is long in coming (`expect_rows`): this
-  task may be the only one that keeps the group open.  The request names query and batch, so that a
-  batch that is done is not written again.
+- W1 The attempt begins with the first row, or earlier if that row is long in coming
+  (`expect_rows`): this task may be the only one that keeps the group open.  The request names query
+  and batch, so that a batch that is done is not written again.
 - W2 The report is made when every row has its receipt.  It counts a row in the segment that the
-  receipt names, so a segment that is sealed meanwhile makes no difference.  A row without receipt
-  fails the try: Spark makes another one, in another attempt.
-- W3 While it is open it extends the deadline of the group whenever half of it has gone by.  Readers
-  wait for open groups, so the first extension is logged.  If it cannot extend, the try fails.
+  receipt names, so it stays right if a segment is sealed meanwhile.  A row without receipt fails
+  the try; Spark makes another one, in another attempt.
+- W3 An open writer extends the deadline of the group whenever half of it has gone by.  Readers wait
+  for open groups, so the first extension is logged.  If an extension fails, the try fails.
 - W4 For at-least-once (no `attempts`) rows are written at once, in no group.
-- W5 At most one Arrow batch is in memory besides what the sender holds.
-
-Each step is a method of its own, so that a subclass can watch it, or do something before or after.
+- W5 At most one Arrow batch is in memory besides the rows that the sender holds.
 """
 
 import asyncio
@@ -41,13 +34,18 @@ _log: Final = logging.getLogger(__name__)
 
 
 class WriterState(enum.Enum):
-    """The states of an `AttemptWriter`; the module says what each one means."""
+    """The states of an `AttemptWriter`."""
 
     NEW = "new"
+    """It has sent no request."""
     OPEN = "open"
+    """It has an attempt, or needs none, and writes."""
     DONE = "done"
+    """The batch was committed before, by the coordinator's answer: rows are dropped."""
     SETTLED = "settled"
+    """All rows are stored and reported."""
     FAILED = "failed"
+    """It writes nothing more."""
 
 
 _S: Final = WriterState
@@ -128,7 +126,10 @@ class Sender(Protocol):
 
 
 class AttemptWriter(Generic[B]):
-    """Writes the rows of one try of one task (W1 to W5); the module has its states."""
+    """Writes the rows of one try of one task (W1 to W5).
+
+    Each step is a method, which a subclass may wrap or replace.
+    """
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class AttemptWriter(Generic[B]):
         """Why the attempt could not begin, raised again by later calls."""
 
     async def expect_rows(self) -> None:
-        """Begin without rows, because they are long in coming (W1).  Raises as `write`."""
+        """Begin without rows, because they are long in coming (W1).  See `write` for errors."""
         if self._attempts is not None:
             await self._begun()
 
@@ -163,6 +164,7 @@ class AttemptWriter(Generic[B]):
         if not rows:
             return
         await self._begun()
+        # The caller takes its next Arrow batch when the sender has these rows (W5).
         if self.state is WriterState.OPEN:
             await self._kept_open(self.send(rows))
             self.rows += len(rows)
@@ -170,7 +172,7 @@ class AttemptWriter(Generic[B]):
             raise _misused(self.state)
 
     async def finish(self) -> TaskReport:
-        """Wait until all rows are stored; the report to the driver.  Raises why they are not."""
+        """Wait until all rows are stored; the report to the driver (W2).  Raises the failure."""
         counts: Mapping[str, RowCount] = {}
         if self._failure is not None:
             raise self._failure
@@ -196,7 +198,7 @@ class AttemptWriter(Generic[B]):
             if self.state is WriterState.FAILED and self._attempts is not None:
                 await self._attempts.abandon(self._attempt.id)
 
-    # Its steps
+    # The steps
 
     async def begin(self) -> None:
         """Begin the attempt (W1); without `attempts` only open the sender (W4)."""
@@ -214,13 +216,13 @@ class AttemptWriter(Generic[B]):
         self._enter(WriterState.OPEN)
 
     async def send(self, rows: Rows) -> None:
-        """Give them to the sender."""
-        assert self._sender is not None, "only who is open sends"
+        """Give the rows to the sender."""
+        assert self._sender is not None, "an open writer has a sender"
         await self._sender.send(rows)
 
     async def settle(self) -> Mapping[str, RowCount]:
         """Wait for all receipts, and count the rows (W2)."""
-        assert self._sender is not None, "only who is open settles"
+        assert self._sender is not None, "an open writer has a sender"
         counts = await self._sender.settle()
         if self._attempt is not None:
             await self._attempt.settled()
@@ -252,10 +254,10 @@ class AttemptWriter(Generic[B]):
         assert self._attempts is not None, "only attempts have groups"
         await self._attempts.extend(group, self.timeout_s)
 
-    # How it is done
+    # Helpers of the steps
 
     async def _begun(self) -> None:
-        """Begin once, whoever asks first."""
+        """Begin, unless an earlier call has; raise the failure of that call."""
         async with self._beginning:
             if self._failure is not None:
                 raise self._failure
@@ -269,7 +271,7 @@ class AttemptWriter(Generic[B]):
                 raise
 
     async def _keep_open(self, group: TxnId) -> None:
-        """Extend the deadline (W3) until this is cancelled, or fails."""
+        """Extend the deadline until the task is cancelled or an extension fails (W3)."""
         is_logged = False
         while True:
             await asyncio.sleep(self.timeout_s / 2)
@@ -285,7 +287,7 @@ class AttemptWriter(Generic[B]):
                 )
 
     async def _kept_open(self, work: Awaitable[R]) -> R:
-        """The result of the work; raises why the group cannot be kept open meanwhile."""
+        """Await the work, and fail at once if the group cannot be kept open meanwhile (W3)."""
         doing = asyncio.ensure_future(work)
         extending = self._extending
         try:

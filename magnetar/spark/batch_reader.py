@@ -19,8 +19,8 @@ __all__ = ["BatchReader", "FilteringBatchReader"]
 class BatchReader(DataSourceReader):
     """The reader of one batch: from the cut of `start` to that of `end`, across splits and merges.
 
-    Both cuts are fixed when the tasks are made; `latest` is the max read position of then.  Rows
-    come in any order, and each has its `order_key`.
+    Both cuts are fixed when the tasks are made; `latest` is the max read position at that time.
+    Rows come in any order, and each has its `order_key`.
     """
 
     def __init__(self, source: Source) -> None:
@@ -37,7 +37,7 @@ class BatchReader(DataSourceReader):
         if options.fail_on_data_loss:
             refuse_gone(start, end, layout)
         ranges = between(start, end, layout)
-        # `earliest` promises what is retained when tasks are made: what is gone by then is no loss.
+        # `earliest` means the entries retained when tasks are made: earlier ones are no loss.
         if begin.kind is BoundKind.EARLIEST:
             ranges = [retained(each, reading) for each in ranges]
         wanted = [
@@ -69,7 +69,7 @@ class BatchReader(DataSourceReader):
             from_publish_time_ms=pushed.from_ms,
             before_publish_time_ms=before_ms,
         )
-        # What is gone would be skipped unseen: reading it tells.
+        # A lost part must not be skipped silently: reading it raises `DataLost`.
         start = each.start if plan.lost else max(each.start, Place.at(plan.start))
         end = each.end if before_ms is None else min(each.end, Place.at(plan.end))
         return replace(each, start=start, end=end) if start < end else None

@@ -60,14 +60,14 @@ class Connected:
             self._leave(reading)
 
     def close(self) -> None:
-        """Close the client.  Workers never do: the next task needs it."""
+        """Close the client.  Workers never close it: the next task needs it."""
         self._bridge.close()
 
     def _leave(self, reading: AsyncGenerator[T, None]) -> None:
         try:
             self._bridge.run(reading.aclose)
         except AlreadyClosed:
-            pass  # and the reading has ended with the client
+            pass  # The reading has ended with the client.
 
 
 async def _connect(connection: Connection) -> magnetar.Client:

@@ -1,4 +1,4 @@
-"""Filters that Spark offers a batch, and which of them save reading.
+"""The filters of a query that save a batch reading.
 
 Pure.  Filters of `segment_id`, `key` and `publish_time` narrow what is read; all hold together.
 Spark applies every filter again to the rows, except those of `segment_id`, which are exact.
@@ -43,7 +43,7 @@ _MS: Final = datetime.timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The filters that were taken, and which segments and entries they leave to be read."""
+    """The filters that were taken, and the segments and entries that they leave to be read."""
 
     segments: tuple[tuple[type[Filter], int], ...] = ()
     """Comparisons of `segment_id`, all of which hold."""
@@ -110,7 +110,7 @@ def _by_time(pushed: Pushed, given: Filter) -> Pushed:
     if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
         pushed = replace(pushed, from_ms=max(floor, pushed.from_ms or 0, 0))
     if isinstance(given, EqualTo | LessThan | LessThanOrEqual):
-        # The first moment that is surely too late: of a whole millisecond the next one.
+        # A time from which on surely no row passes.
         known = pushed.before_ms
         before = max(floor + 1, 0)
         pushed = replace(pushed, before_ms=before if known is None else min(before, known))
@@ -127,7 +127,7 @@ def _may_have(segment: Segment, key: str) -> bool:
 
 
 def _bytes_of(key: str) -> Iterator[bytes]:
-    """The bytes that producers may have hashed: the text, or what it is the base64 of."""
+    """The bytes that producers may have hashed: the text, or what it decodes to from base64."""
     yield key.encode()
     try:
         yield b64decode(key, validate=True)

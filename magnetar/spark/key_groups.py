@@ -18,14 +18,14 @@ class KeyGroups:
         self._key: TransactionKey | None = None
 
     async def begin(self, task: Task, timeout_s: float) -> Attempt | None:
-        """As `Attempts.begin`."""
+        """See `Attempts.begin`."""
         key = await self._attached()
         return await key.begin_attempt(
             task.nonce, timeout_s=timeout_s, query=task.query, batch=task.batch
         )
 
     async def extend(self, group: TxnId, timeout_s: float) -> None:
-        """As `Attempts.extend`."""
+        """See `Attempts.extend`."""
         key = await self._attached()
         await key.extend_group(group, timeout_s)
 
@@ -33,7 +33,7 @@ class KeyGroups:
         """Do nothing: the group is decided without this attempt."""
 
     async def commit(self, decision: Decision, positions: str | None) -> bool:
-        """As `Groups.commit`."""
+        """See `Groups.commit`."""
         key = await self._attached()
         winners = [
             Winner(
@@ -53,7 +53,7 @@ class KeyGroups:
         return committed.done
 
     async def abort(self) -> bool:
-        """As `Groups.abort`."""
+        """See `Groups.abort`."""
         key = await self._attached()
         return await key.abort_group()
 
@@ -64,7 +64,7 @@ class KeyGroups:
 
     async def _attached(self) -> TransactionKey:
         if self._key is None:
-            # Attached to, not opened: opening would fence the other processes of this run.
+            # Attached to, not opened (D1): opening would fence the other processes of this run.
             option = self._option
             self._key = await self._client.attach_transaction_key(option.name, option.epoch)
         return self._key

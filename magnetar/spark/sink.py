@@ -72,13 +72,13 @@ class Sink:
     """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        """Raises `InvalidRows`."""
+        """Find the columns to write.  Raises `InvalidRows`."""
         self.options = options
         self.columns = RowColumns.of(
             [(field.name, field.dataType.simpleString()) for field in schema.fields]
         )
 
-    # What a subclass may replace
+    # Parts, which a subclass may replace
 
     def groups(
         self, client: magnetar.Client, reported: Sequence[magnetar.TxnId] = ()
@@ -115,7 +115,7 @@ class Sink:
             chunking=options.chunking,
             send_timeout_s=options.connection.operation_timeout_ms / 1000,
         )
-        # By the name that was given: brokers tell that of a regular topic as if it were scalable.
+        # By the given name: brokers return the layout of a regular topic under a scalable name.
         return RowSender(producer, attempt, partial(client.layout, options.topic))
 
     def driver(self, groups: AnyGroups) -> SinkDriver:
@@ -136,7 +136,7 @@ class Sink:
             return None
         return CheckpointFiles(location, connection.operation_timeout_ms / 1000)
 
-    # What Spark's calls amount to
+    # Calls of Spark
 
     def write(self, task: Task, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         """Write the rows of a task.  Raises why they are not all stored."""
@@ -152,10 +152,11 @@ class Sink:
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batch: int
     ) -> BatchOutcome | None:
-        """Decide a batch; None where there is nothing to be decided.  Raises as `SinkDriver`."""
+        """Decide a batch; None for at-least-once.  Raises the errors of `SinkDriver.commit`."""
         if self.options.key is None:
             return None
         reports = _reports_of(messages)
+        # Plain transactions cannot be committed together (P1 of `plain_groups`).
         if self.options.state is not None and len(reports) > 1:
             self.abort(messages)
             raise too_many_tasks(len(reports))
@@ -189,7 +190,7 @@ class Sink:
 
         async def decided(client: magnetar.Client) -> T:
             groups = self.groups(client, attempts)
-            assert groups is not None, "only with a key something is decided"
+            assert groups is not None, "the callers have checked that there is a key"
             try:
                 return await work(self.driver(groups))
             finally:
@@ -203,10 +204,10 @@ def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRepo
 
 
 class _TaskWriter:
-    """The writing of one task; its writer runs on the client's thread.
+    """Runs the `AttemptWriter` of one task on the client's thread.
 
-    The writer is made for the first row.  If that is long in coming, a timer makes it earlier, so
-    that the group of the batch is kept open while its last task computes its rows.
+    The writer is made for the first row.  If that is long in coming, a timer makes it earlier (W1),
+    so that the group of the batch is kept open while its last task computes its rows.
     """
 
     def __init__(self, sink: Sink, task: Task) -> None:
@@ -286,5 +287,5 @@ class _TaskWriter:
             self._timer.join()
 
     def _run(self, work: Callable[[magnetar.Client], Awaitable[T]]) -> T:
-        assert self._connected is not None, "only who is connected has something to do"
+        assert self._connected is not None, "the writer is made after connecting"
         return self._connected.run(work)

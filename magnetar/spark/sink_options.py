@@ -1,8 +1,4 @@
-"""Options of the sink, and the sentences that say what is missing.
-
-Pure.  Rules: exactly-once needs a transaction key that was opened for this run of the query, before
-its start: `txnKey` and `txnEpoch` say which.  Whoever wants less says so: `delivery=at-least-once`.
-"""
+"""Options of the sink, checked when it is made; docs/spark.md has them as a table.  Pure."""
 
 import enum
 from collections.abc import Mapping
@@ -33,7 +29,7 @@ SINK_OPTIONS: Final = (
     "checkpointLocation",
     "queryName",
 )
-"""Also what Spark itself gives to sinks."""
+"""The options of a sink, with those that Spark itself gives to sinks."""
 DEFAULT_TIMEOUT_MS: Final = 60_000
 
 
@@ -58,7 +54,7 @@ class Compression(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionKeyOption:
-    """Under which key and epoch the query writes."""
+    """The transaction key, and the epoch with which it was opened for this run of the query."""
 
     name: str
     epoch: int
@@ -101,7 +97,7 @@ class SinkOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, streaming: bool) -> "SinkOptions":
-        """Raises `InvalidOption`."""
+        """Check and convert the options of Spark.  Raises `InvalidOption`."""
         options = Options(given)
         options.refuse_unknown(SINK_OPTIONS)
         delivery = options.choice("delivery", Delivery, Delivery.EXACTLY_ONCE)
@@ -165,7 +161,7 @@ def _state(options: Options) -> StateOption | None:
         if topic is not None:
             return StateOption(topic, Written.parse(start or ""))
     except ValueError:
-        pass  # said below
+        pass  # reported below
     raise InvalidOption(
         f"The options stateTopic ({topic}) and stateFrom ({start}) say where a transaction key "
         "is kept: give both as `magnetar.spark.open_key(...).options` has them, or none."

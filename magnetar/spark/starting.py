@@ -96,7 +96,7 @@ def end_cut(bound: Bound, reading: Reading, layout: Layout, start: Cut) -> Cut:
 
 
 def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) -> Cut:
-    """On every path the first entry from that time on; None: the first that is retained."""
+    """The cut of the first entry of each path from a time on; None: the first retained one."""
     cut, seen = entered(nowhere, layout), set[int]()
     while unseen := [i for i in cut.unfinished if i not in seen]:
         seen.update(unseen)
@@ -107,7 +107,7 @@ def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) 
                 from_publish_time_ms=time_ms,
                 max_messages=1,
             )
-            # A segment without such an entry goes to its end, so that its children are looked at.
+            # A segment without such an entry goes to its end, so that its children are planned.
             over = is_over(plan, layout.segments[segment_id], plan.start)
             cut = cut.moved(segment_id, END if over else Place.at(plan.start))
         cut = entered(cut, layout)

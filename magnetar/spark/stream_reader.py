@@ -90,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if budget.bytes is None else ReadMaxBytes(budget.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix how far this run of Trigger.AvailableNow reads: to what is stored now."""
+        """Fix the end of this run of Trigger.AvailableNow: the entries that may be read now."""
         reading = self._source.reading
         self._limits = frozen(reading, reading.layout())
 
@@ -99,8 +99,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Json]:
         """The end of the batch that begins at `start`.
 
-        It is `start`, to the letter, if there is nothing new: with Trigger.AvailableNow that ends
-        the run.  It waits until `maxRowsPerSecond` allows another batch.
+        It is exactly `start` if there is nothing new; with Trigger.AvailableNow that ends the run.
+        The call waits until `maxRowsPerSecond` allows another batch.
         """
         cut = self._cut(start)
         # Without a trigger Spark asks again at once when nothing is new.

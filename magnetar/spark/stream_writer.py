@@ -26,9 +26,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Raises `InvalidOption` and `InvalidRows`."""
+        """Check the options and the columns.  Raises `InvalidOption` and `InvalidRows`."""
         self.sink = self.make_sink(SinkOptions.of(options, streaming=True), schema)
-        # Counts for the tasks alone: the commit, another object, takes it from their messages.
+        # For the tasks alone: the commit, another object, takes the nonce from their messages.
         self.nonce = new_nonce()
 
     def make_sink(self, options: SinkOptions, schema: StructType) -> Sink:

@@ -22,8 +22,8 @@ LAYOUT_PAUSE_S: Final = 0.2
 class TopicReading:
     """The `Reading` of a topic at brokers.
 
-    It finds the client of its process at each call, so it can be pickled and forked.  Calls retry
-    for the operation timeout what may succeed later, and raise what the client raises.
+    It finds the client of its process at each call, so it can be pickled and forked.  Calls raise
+    what the client raises, which retries for the operation timeout.
     """
 
     connection: Connection
@@ -53,7 +53,7 @@ class TopicReading:
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
-        """As `Client.plan_range`."""
+        """See `Client.plan_range`."""
         return connected(self.connection).run(
             magnetar.Client.plan_range,
             segment_topic,
@@ -68,7 +68,7 @@ class TopicReading:
     def entries(
         self, segment_topic: str, start: Position, end: Position
     ) -> Iterator[list[StoredEntry]]:
-        """As `Client.read_range`."""
+        """See `Client.read_range`."""
 
         def read(client: magnetar.Client) -> AsyncGenerator[list[StoredEntry], None]:
             return client.read_range(segment_topic, start, end)

@@ -13,7 +13,7 @@ SHOWN: Final = 20
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print it."""
+    """Print the report."""
     out = console or Console()
     colour = "green" if report.findings.is_clean else "red"
     out.print(f"[{colour}]{report.headline()}[/{colour}]", highlight=False)

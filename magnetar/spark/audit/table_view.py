@@ -70,7 +70,7 @@ def is_comparable(
     seen: Mapping[int, SeenRange],
     findings: Findings,
 ) -> bool:
-    """Whether the scan has seen the very entries of the table; if not, the findings say why.
+    """Whether the scan has seen the entries that the table has; if not, the findings say why.
 
     Retention may have deleted entries that the table has, and chunked messages that lie across
     ranges are not counted.

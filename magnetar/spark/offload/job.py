@@ -3,7 +3,7 @@
 Rules:
 
 - O1 A segment's manifest is written after its raw entries and its files were read again and
-  matched: each ledger's hash is that of its copy, and the files have the rows of the raw entries.
+  match: each ledger has the hash of its copy, and the files have the rows of the raw entries.
 - O2 The topic's manifest is written after those that it lists.
 - O3 Only ledgers that a stored manifest names are dropped.
 """
@@ -63,7 +63,7 @@ class Offloaded:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """A segment that is to be offloaded, whole."""
+    """A segment that is to be offloaded as a whole, with a range for each file."""
 
     segment: Segment
     start: Position
@@ -86,9 +86,11 @@ def offload(
     """Offload the segments that are sealed and can be read to their ends (O1 to O3).
 
     Other segments wait for a later run.  A segment with a manifest is done; files that a broken-off
-    run has left are used.  `copies_url` is where brokers put raw copies, if not at their own
-    `offload_url`; `drop` deletes ledgers that have copies.  Raises
-    `OffloadFailed`, `InvalidManifest`, `PlaceFailed`, `AdminFailed`, and what the client does.
+    run has left are used.  `copies_url` is the place for raw copies, if not the `offload_url` of
+    brokers; `drop` deletes ledgers that have copies.
+
+    Raises `OffloadFailed`, `InvalidManifest`, `PlaceFailed`, `AdminFailed`, and what the client
+    does.
     """
     reading = TopicReading(connection, topic)
     layout = reading.layout()
@@ -190,7 +192,7 @@ def _write(
     copies: Mapping[int, tuple[LedgerCopy, ...]],
     progress: Progress,
 ) -> list[SegmentManifest]:
-    """Write all files, read everything again, and compare."""
+    """Write all files, read files and raw entries again, and compare them (O1)."""
     if not parts:
         return []
     context = spark.sparkContext
@@ -248,7 +250,7 @@ def matched(
     files: Sequence[tuple[str, TableFile | None]],
     raw: SeenRaw,
 ) -> SegmentManifest:
-    """O1: the manifest of a segment, if all that was read again matches; else `OffloadFailed`."""
+    """The manifest of a segment (O1).  Raises `OffloadFailed` if files or copies do not match."""
     segment = part.segment
     for copy in copies:
         if raw.entries_sha256[copy.ledger_id] != copy.entries_sha256:

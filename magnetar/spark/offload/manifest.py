@@ -4,14 +4,8 @@
     TENANT/NAMESPACE/NAME/segments/3.json
     TENANT/NAMESPACE/NAME/rows/3/17-0_18-0.parquet
 
-Pure.  Rules:
-
-- Equal manifests have equal bytes: keys are sorted, numbers are whole, and what has 64 bits without
-  sign is text.
-- A manifest is put when everything it names is there and was read again.  A file that none names
-  is what a job left that did not come to its end.
-- A file is named after its range, so a job that begins again finds what is there.
-- A segment is told from one of an earlier topic of that name by when it was made.
+Pure.  Equal manifests have equal bytes.  A file that no manifest names is left of a job that was
+broken off.
 """
 
 import json
@@ -50,7 +44,7 @@ class InvalidManifest(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One Parquet file, with what reading it again found."""
+    """One Parquet file, with the facts that reading it again gave."""
 
     name: str
     bytes: int
@@ -59,10 +53,10 @@ class TableFile:
     hash_sum: int
     first_order_key: str
     last_order_key: str
-    """In hex."""
+    """Both order keys are in hex."""
     first_publish_time_ms: int | None
     last_publish_time_ms: int | None
-    """The lowest and the highest."""
+    """The lowest and the highest publish time; None if no row has one."""
     schema_versions: tuple[str, ...] = ()
     """In hex, sorted."""
 
@@ -86,6 +80,7 @@ class SegmentManifest:
     segment_id: int
     segment_topic: str
     created_at_ms: int
+    """Tells it from a segment of an earlier topic of the same name."""
     hash_start: int
     hash_end: int
     parent_ids: tuple[int, ...]
@@ -120,6 +115,7 @@ def segment_text(manifest: SegmentManifest) -> str:
     told["first_publish_time_ms"] = min(times, default=None)
     told["last_publish_time_ms"] = max(times, default=None)
     told["schema_versions"] = sorted({v for each in manifest.files for v in each.schema_versions})
+    # As text: many readers of JSON lose digits of unsigned 64-bit numbers.
     told["hash_sum"] = str(manifest.hash_sum)
     for each in told["files"]:
         each["hash_sum"] = str(each["hash_sum"])
@@ -136,7 +132,7 @@ def segment_of(text: str) -> SegmentManifest:
 
 
 def topic_text(topic: str, segments: Iterable[int]) -> str:
-    """The manifest of a topic: which segments are in the table."""
+    """The manifest of a topic: it lists the segments that are in the table."""
     listed = {str(each): f"segments/{each}.json" for each in segments}
     return _text({"topic": topic, "segments": listed, "v": VERSION})
 
@@ -162,6 +158,7 @@ def segment_name_of(topic: str, segment_id: int) -> str:
 
 def file_name(topic: str, part: SegmentRange) -> str:
     """The object that has the rows of a range."""
+    # Named after the range, so that a later run finds the files of one that was broken off.
     start, end = part.start.position, part.end.position
     return (
         f"{_base(topic)}/rows/{part.segment_id}/"

@@ -1,7 +1,4 @@
-"""The tasks of an offload: write the rows of a range, read a file again, read raw entries.
-
-It runs on executors.
-"""
+"""The tasks of an offload, for executors: write rows of a range, read files and raw entries."""
 
 import hashlib
 import tempfile

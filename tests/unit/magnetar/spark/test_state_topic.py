@@ -96,6 +96,6 @@ def test_who_is_not_told_where_his_message_is_writes_it_again(unknown: int) -> N
         assert asyncio.run(log.append(entry)) == Written((0, 7), digest_of(value))
         assert sent == [value] * (unknown + 1)
     else:
-        with pytest.raises(OperationTimedOut, match="did not tell where"):
+        with pytest.raises(OperationTimedOut, match="did not say where"):
             asyncio.run(log.append(entry))
         assert len(sent) == APPEND_TRIES

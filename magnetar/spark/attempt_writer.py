@@ -149,27 +149,27 @@ class AttemptWriter(Generic[B]):
         self._open_sender = open_sender
         self._attempt: B | None = None
         self._sender: Sender | None = None
-        self._extending: asyncio.Task[None] | None = None
-        self._beginning = asyncio.Lock()
+        self._extension_task: asyncio.Task[None] | None = None
+        self._begin_lock = asyncio.Lock()
         self._failure: Exception | None = None
         """Why the attempt could not begin, raised again by later calls."""
 
     async def expect_rows(self) -> None:
         """Begin without rows, because they are long in coming (W1).  See `write` for errors."""
         if self._attempts is not None:
-            await self._begun()
+            await self._begin_once()
 
     async def write(self, rows: Rows) -> None:
         """Write some rows.  Raises why these or earlier ones cannot be written."""
         if not rows:
             return
-        await self._begun()
+        await self._begin_once()
         # The caller takes its next Arrow batch when the sender has these rows (W5).
         if self.state is WriterState.OPEN:
-            await self._kept_open(self.send(rows))
+            await self._run_while_open(self.send(rows))
             self.rows += len(rows)
         elif self.state is not WriterState.DONE:
-            raise _misused(self.state)
+            raise _closed_error(self.state)
 
     async def finish(self) -> TaskReport:
         """Wait until all rows are stored; the report to the driver (W2).  Raises the failure."""
@@ -177,9 +177,9 @@ class AttemptWriter(Generic[B]):
         if self._failure is not None:
             raise self._failure
         if self.state is WriterState.OPEN:
-            counts = await self._kept_open(self.settle())
+            counts = await self._run_while_open(self.settle())
         elif self.state in (WriterState.SETTLED, WriterState.FAILED):
-            raise _misused(self.state)
+            raise _closed_error(self.state)
         done = self.state is WriterState.DONE
         self._enter(WriterState.SETTLED)
         return self.report(counts, done=done)
@@ -188,9 +188,9 @@ class AttemptWriter(Generic[B]):
         """Close the attempt and its sender, in any state; give a failed attempt up."""
         if self.state not in (WriterState.SETTLED, WriterState.FAILED):
             self._enter(WriterState.FAILED)
-        if self._extending is not None:
-            self._extending.cancel()
-            await asyncio.wait((self._extending,))
+        if self._extension_task is not None:
+            self._extension_task.cancel()
+            await asyncio.wait((self._extension_task,))
         if self._sender is not None:
             await self._sender.close()
         if self._attempt is not None:
@@ -211,7 +211,7 @@ class AttemptWriter(Generic[B]):
             self._enter(WriterState.DONE)
             return
         group = self._attempt.id.group
-        self._extending = asyncio.get_running_loop().create_task(self._keep_open(group))
+        self._extension_task = asyncio.get_running_loop().create_task(self._keep_open(group))
         self._sender = await self._open_sender(self._attempt)
         self._enter(WriterState.OPEN)
 
@@ -256,9 +256,9 @@ class AttemptWriter(Generic[B]):
 
     # Helpers of the steps
 
-    async def _begun(self) -> None:
+    async def _begin_once(self) -> None:
         """Begin, unless an earlier call has; raise the failure of that call."""
-        async with self._beginning:
+        async with self._begin_lock:
             if self._failure is not None:
                 raise self._failure
             if self.state is not WriterState.NEW:
@@ -286,10 +286,10 @@ class AttemptWriter(Generic[B]):
                     self.timeout_s / 2,
                 )
 
-    async def _kept_open(self, work: Awaitable[R]) -> R:
+    async def _run_while_open(self, work: Awaitable[R]) -> R:
         """Await the work, and fail at once if the group cannot be kept open meanwhile (W3)."""
         doing = asyncio.ensure_future(work)
-        extending = self._extending
+        extending = self._extension_task
         try:
             if extending is not None:
                 await asyncio.wait((doing, extending), return_when=asyncio.FIRST_COMPLETED)
@@ -304,5 +304,5 @@ class AttemptWriter(Generic[B]):
         self.state = _NEXT.move(self.state, state, "The writer of an attempt")
 
 
-def _misused(state: WriterState) -> AlreadyClosed:
+def _closed_error(state: WriterState) -> AlreadyClosed:
     return AlreadyClosed(f"The writer of this attempt is {state.value}; make another one.")

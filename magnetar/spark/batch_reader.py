@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from magnetar.spark.cut import Place, entered
-from magnetar.spark.filters import NO_FILTERS, Pushed, push
+from magnetar.spark.filters import NO_FILTERS, PushedFilters, push_filters
 from magnetar.spark.source import ReadTask, Source
 from magnetar.spark.source_options import TASK_BYTES
 from magnetar.spark.starting import Bound, BoundKind, end_cut, retained, start_cut
@@ -25,7 +25,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._pushed: Pushed = NO_FILTERS
+        self._pushed: PushedFilters = NO_FILTERS
 
     def partitions(self) -> Sequence[InputPartition]:
         """Make the tasks.  Raises `DataLost` for what is not retained, unless it may be skipped."""
@@ -82,5 +82,5 @@ class FilteringBatchReader(BatchReader):
         self, filters: "list[Filter]"
     ) -> Iterable[Filter]:
         """Take the filters that save reading; return those that Spark has to apply."""
-        self._pushed, left = push(filters)
+        self._pushed, left = push_filters(filters)
         return left

@@ -33,7 +33,7 @@ NOT_FINISHED: Final = 3
 EXTRA: Final = ("numpy", "obstore", "pandas", "pyarrow", "pyspark", "xxhash")
 """Libraries of the extra `magnetar[spark]`: the names that they are installed and imported by."""
 AGAIN: Final = "Run the same command again: it begins anew."
-GO_ON: Final = "What is done stays; run the same command again to go on."
+GO_ON: Final = "Finished work is kept; run the same command again to go on."
 app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
 AdminUrl = Annotated[
     str,

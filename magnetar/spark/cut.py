@@ -145,7 +145,7 @@ def not_retained(cut: Cut, layout: Layout) -> list[int]:
 
 
 def entered(cut: Cut, layout: Layout) -> Cut:
-    """The cut with every child whose parents are all at `END`, and without parents that may leave.
+    """Add every child whose parents are all at `END` to a cut, and remove parents that may leave.
 
     Both children of a split enter at once, the child of a merge when its second parent ends.
     Partitions of a regular topic have no parents, so each enters when it is first seen.

@@ -56,14 +56,14 @@ def cut_of(found: object, topic: str, name: str) -> Cut:
     Raises `InvalidCut` for anything that is no cut of this topic, name and version.
     """
     if not isinstance(found, Mapping) or not found.keys() >= _KEYS:
-        raise _refused(f"it has not the members {', '.join(sorted(_KEYS))}")
+        raise _refused(f"it lacks one of the members {', '.join(sorted(_KEYS))}")
     if found["v"] != VERSION:
         raise _refused(
             f"it is of version {found['v']!r}, this is version {VERSION}; use the release that "
             "wrote it"
         )
     if extra := sorted(found.keys() - _KEYS - {FROM, _THROUGH}):
-        raise _refused(f"it has the members {extra} beside its own")
+        raise _refused(f"it has the unknown members {extra}")
     if (found["topic"], found["name"]) != (topic, name):
         raise _refused(
             f"it is of topic {found['topic']!r} and name {found['name']!r}, this source reads "

@@ -19,14 +19,14 @@ class KeyGroups:
 
     async def begin(self, task: Task, timeout_s: float) -> Attempt | None:
         """See `Attempts.begin`."""
-        key = await self._attached()
+        key = await self._attached_key()
         return await key.begin_attempt(
             task.nonce, timeout_s=timeout_s, query=task.query, batch=task.batch
         )
 
     async def extend(self, group: TxnId, timeout_s: float) -> None:
         """See `Attempts.extend`."""
-        key = await self._attached()
+        key = await self._attached_key()
         await key.extend_group(group, timeout_s)
 
     async def abandon(self, attempt: TxnId) -> None:
@@ -34,7 +34,7 @@ class KeyGroups:
 
     async def commit(self, decision: Decision, positions: str | None) -> bool:
         """See `Groups.commit`."""
-        key = await self._attached()
+        key = await self._attached_key()
         winners = [
             Winner(
                 winner.attempt,
@@ -54,7 +54,7 @@ class KeyGroups:
 
     async def abort(self) -> bool:
         """See `Groups.abort`."""
-        key = await self._attached()
+        key = await self._attached_key()
         return await key.abort_group()
 
     async def close(self) -> None:
@@ -62,7 +62,7 @@ class KeyGroups:
         if self._key is not None:
             await self._key.close()
 
-    async def _attached(self) -> TransactionKey:
+    async def _attached_key(self) -> TransactionKey:
         if self._key is None:
             # Attached to, not opened (D1): opening would fence the other processes of this run.
             option = self._option

@@ -44,7 +44,7 @@ __all__ = [
     "KeyState",
     "Place",
     "Verdict",
-    "Written",
+    "MessageRef",
     "digest_of",
     "entry_of",
     "text_of",
@@ -95,7 +95,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class MessageRef:
     """A message of the topic: its place, and the digest of its value (L6)."""
 
     place: Place
@@ -106,7 +106,7 @@ class Written:
         return f"{self.place[0]}:{self.place[1]}:{self.digest}"
 
     @classmethod
-    def parse(cls, text: str) -> "Written":
+    def parse(cls, text: str) -> "MessageRef":
         """Read it from its text.  Raises `ValueError`."""
         ledger, entry, digest = text.split(":")
         if not (ledger.isdecimal() and entry.isdecimal() and len(digest) == 2 * DIGEST_BYTES):
@@ -215,14 +215,14 @@ def _without(pending: Iterable[TxnId], txn: TxnId) -> tuple[TxnId, ...]:
 
 def text_of(entry: Entry) -> str:
     """The JSON of an entry; equal entries have equal texts."""
-    told: dict[str, object] = {
+    document: dict[str, object] = {
         "v": VERSION,
         "kind": entry.kind.value,
         "nonce": entry.nonce,
         "epoch": entry.epoch,
     }
     if entry.txn is not None:
-        told["txn"] = str(entry.txn)
+        document["txn"] = str(entry.txn)
     if entry.last is not None:
         last = entry.last
         record: dict[str, object] = {"query": last.query, "batch": last.batch}
@@ -230,28 +230,28 @@ def text_of(entry: Entry) -> str:
             record["positions"] = last.positions
         if last.group is not None:
             record["txn"] = str(last.group)
-        told["last"] = record
+        document["last"] = record
     if entry.openers:
-        told["openers"] = list(entry.openers)
+        document["openers"] = list(entry.openers)
     if entry.batches:
-        told["batches"] = [[query, batch] for query, batch in entry.batches.items()]
-    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+        document["batches"] = [[query, batch] for query, batch in entry.batches.items()]
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def entry_of(text: bytes) -> Entry:
     """Read the entry of a message's value.  Raises `StateUnreadable`."""
     try:
-        told = json.loads(text)
-        if told["v"] != VERSION:
-            raise ValueError(f"it is of version {told['v']}")
+        document = json.loads(text)
+        if document["v"] != VERSION:
+            raise ValueError(f"it is of version {document['v']}")
         return Entry(
-            EntryKind(told["kind"]),
-            str(told["nonce"]),
-            int(told["epoch"]),
-            TxnId.parse(told["txn"]) if "txn" in told else None,
-            _record_of(told["last"]) if "last" in told else None,
-            {str(query): int(batch) for query, batch in told.get("batches", ())},
-            tuple(map(str, told.get("openers", ()))),
+            EntryKind(document["kind"]),
+            str(document["nonce"]),
+            int(document["epoch"]),
+            TxnId.parse(document["txn"]) if "txn" in document else None,
+            _record_of(document["last"]) if "last" in document else None,
+            {str(query): int(batch) for query, batch in document.get("batches", ())},
+            tuple(map(str, document.get("openers", ()))),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateUnreadable(
@@ -266,11 +266,11 @@ def digest_of(value: bytes) -> str:
     return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def _record_of(told: Mapping[str, object]) -> GroupRecord:
-    positions = told.get("positions")
+def _record_of(document: Mapping[str, object]) -> GroupRecord:
+    positions = document.get("positions")
     return GroupRecord(
-        str(told["query"]),
-        int(str(told["batch"])),
+        str(document["query"]),
+        int(str(document["batch"])),
         None if positions is None else str(positions),
-        TxnId.parse(str(told["txn"])) if "txn" in told else None,
+        TxnId.parse(str(document["txn"])) if "txn" in document else None,
     )

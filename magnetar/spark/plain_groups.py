@@ -158,12 +158,12 @@ class PlainGroups:
             return InvalidTransactionStatus(
                 f"Batch {batch} of query {query!r} was committed under key {name!r} with other "
                 "positions: this one is of a checkpoint that lost its last batch, or was put "
-                "back. Begin with a new checkpoint, at the positions that the key tells."
+                "back. Begin with a new checkpoint, at the positions that the key has."
             )
         return StateUnreadable(
             f"The state topic {self._state.topic} knows epoch {state.epoch} of key {name!r}, this "
-            f"query has {epoch}: what was written there is lost. Open the key again, and look "
-            "what the target topic has."
+            f"query has {epoch}: messages of the state topic are lost. Check which batches the "
+            "target topic has, and open the key again."
         )
 
 

@@ -17,7 +17,7 @@ __all__ = [
     "SeenTransaction",
     "Stamp",
     "Tally",
-    "joined",
+    "join_ranges",
 ]
 
 _HASHES: Final = 1 << 64
@@ -162,15 +162,15 @@ class SeenRange:
     """Rows that consumers do not get."""
 
 
-def joined(ranges: Sequence[SeenRange]) -> SeenRange:
+def join_ranges(ranges: Sequence[SeenRange]) -> SeenRange:
     """The facts of adjacent ranges of one segment, given in order, as those of one range."""
     whole = ranges[0]
     for after in ranges[1:]:
-        whole = _joined(whole, after)
+        whole = _join(whole, after)
     return whole
 
 
-def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
+def _join(before: SeenRange, after: SeenRange) -> SeenRange:
     assert before.segment_id == after.segment_id, "ranges of one segment only"
     assert before.end <= after.start, f"{after.start} comes before {before.end}"
     return SeenRange(

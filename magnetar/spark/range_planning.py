@@ -183,9 +183,9 @@ class Planner:
         _log.warning("%s is not retained any more; gaps so far: %d", what, self.gaps)
         if self._fail_on_data_loss:
             raise DataLost(
-                f"What is next to be read is gone: {what} is not retained any more. Keep data for "
-                "longer than readers may stand still; to go on with what is there, set the option "
-                "failOnDataLoss to false."
+                f"The next entries to read are gone: {what} is not retained any more. Keep data "
+                "for longer than readers may stand still; to go on with the entries that are left, "
+                "set the option failOnDataLoss to false."
             )
 
     def _advance_without_reading(self, step: _Step, layout: Layout, limits: Limits | None) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from magnetar import CompressionType
 from magnetar.spark.errors import InvalidOption
-from magnetar.spark.key_log import Written
+from magnetar.spark.key_log import MessageRef
 from magnetar.spark.options import CONNECTION_OPTIONS, Connection, Options
 
 __all__ = ["SINK_OPTIONS", "Delivery", "SinkOptions", "StateOption", "TransactionKeyOption"]
@@ -65,7 +65,7 @@ class StateOption:
     """The state topic of a key that brokers do not have, and the message to read from."""
 
     topic: str
-    start: Written
+    start: MessageRef
     """The `state` message of the opener."""
 
     @property
@@ -126,7 +126,7 @@ class SinkOptions:
             raise InvalidOption(
                 "trackPositions keeps how far a streaming query has read in the transaction of "
                 "its batches: it needs delivery=exactly-once and the option checkpointLocation of "
-                "this query (one for the whole session is not told to sinks)."
+                "this query (Spark does not give sinks that of the session)."
             )
         if streaming and self.job is not None:
             raise InvalidOption(
@@ -159,7 +159,7 @@ def _state(options: Options) -> StateOption | None:
         return None
     try:
         if topic is not None:
-            return StateOption(topic, Written.parse(start or ""))
+            return StateOption(topic, MessageRef.parse(start or ""))
     except ValueError:
         pass  # reported below
     raise InvalidOption(

@@ -27,8 +27,8 @@ from magnetar.spark.key_log import (
     Entry,
     EntryKind,
     KeyState,
+    MessageRef,
     Place,
-    Written,
     digest_of,
     entry_of,
     text_of,
@@ -65,7 +65,7 @@ APPEND_TRIES: Final = 10
 class ReadSoFar:
     """The part of a key's log that was read; the next reader of the process continues from it."""
 
-    begin: Written | None = None
+    begin: MessageRef | None = None
     """The message with which reading goes on; None: the first of the topic."""
     place: Place = NOWHERE
     """The place of the last message that is in `state`."""
@@ -117,7 +117,7 @@ class KeyLog:
     ) -> AsyncIterator["KeyLog"]:
         """Open the log of a key, to be read from the last known message on.
 
-        `entitled` tells by the state whether the caller may abort the transactions of others: not
+        `entitled` decides by the state whether the caller may abort the transactions of others: not
         if the key was opened since.  Raises `StateUnreadable`.
         """
         try:
@@ -145,13 +145,13 @@ class KeyLog:
             async with client.checkpoint_consumer(topic, start=start) as reader:
                 yield cls(client, key, nonce, entitled, known, producer, reader)
 
-    async def append(self, entry: Entry) -> Written:
+    async def append(self, entry: Entry) -> MessageRef:
         """Write a message; its place and digest.  Raises `OperationTimedOut`."""
         value = text_of(entry).encode()
         for _ in range(APPEND_TRIES):
             sent = await self._producer.send(value, key=self._key)
             if sent.entry.key > NOWHERE:
-                return Written(sent.entry.key, digest_of(value))
+                return MessageRef(sent.entry.key, digest_of(value))
         raise OperationTimedOut(
             f"Brokers did not say where they stored a message of key {self._key!r}, "
             f"{APPEND_TRIES} times: connections to them break. Start again."
@@ -162,7 +162,7 @@ class KeyLog:
         value = text_of(entry).encode()
         await self._producer.send(value, key=self._key, transaction=transaction)
 
-    async def mark(self) -> Written:
+    async def mark(self) -> MessageRef:
         """Write a `mark`: a message without meaning, up to which the log can be read."""
         return await self.append(Entry(EntryKind.MARK, self.nonce))
 
@@ -170,7 +170,7 @@ class KeyLog:
         """Whether the log has the record of that transaction, if it was named when read (L4)."""
         return self._recorded == own
 
-    async def read_up_to(self, written: Written, own: TxnId | None = None) -> KeyState:
+    async def read_up_to(self, written: MessageRef, own: TxnId | None = None) -> KeyState:
         """The state of the key after that message, which this log has appended (L1).
 
         The transactions of all earlier intents, except `own`, have ended by then.
@@ -199,14 +199,14 @@ class KeyLog:
             await self._settle(own)
             if loop.time() >= end:
                 raise OperationTimedOut(
-                    f"What was written of key {self._key!r} cannot be read for {READ_S:g} s: a "
+                    f"A message of key {self._key!r} cannot be read for {READ_S:g} s: a "
                     "transaction is open before it in the state topic. Its deadline ends it; "
                     "start again then."
                 )
         return known.state
 
     def _take(self, message: magnetar.Message[bytes], own: TxnId | None) -> None:
-        known, found = self._known, Written(message.id.entry.key, digest_of(message.value))
+        known, found = self._known, MessageRef(message.id.entry.key, digest_of(message.value))
         if self._expected not in (None, found):
             raise _another_topic(self._key, self._expected)
         self._expected = None
@@ -240,12 +240,12 @@ class KeyLog:
             self._may_have_committed = True
 
 
-def _another_topic(key: str, expected: Written | None) -> StateUnreadable:
+def _another_topic(key: str, expected: MessageRef | None) -> StateUnreadable:
     return StateUnreadable(
-        f"What was known of key {key!r} is not in its state topic any more (message {expected}): "
-        "the topic was deleted and made anew, or its messages were. Nothing was committed. Open "
-        "the key again, after a look at which batches the target has: the key may have "
-        "forgotten the last ones."
+        f"The last known message of key {key!r} ({expected}) is not in its state topic any more: "
+        "the topic was deleted and made anew, or its messages were. Nothing was committed. Check "
+        "which batches the target has, and open the key again: the key may have forgotten the "
+        "last ones."
     )
 
 

@@ -39,7 +39,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """In a task: write its rows."""
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
-        # Nothing but these properties tells a task its query and its batch.
+        # Only these properties name the query and the batch in a task.
         batch = context.getLocalProperty(BATCH_PROPERTY)
         task = Task(
             nonce=self.nonce,

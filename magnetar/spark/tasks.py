@@ -70,8 +70,8 @@ def refuse_gone(start: Cut, end: Cut, layout: Layout) -> None:
     if gone := gone_between(start, end, layout):
         raise DataLost(
             f"The batch cannot be read again: segments {gone} of {start.topic} are not retained "
-            "any more. Keep data for longer than a batch may take; to go on with what is there, "
-            "set the option failOnDataLoss to false."
+            "any more. Keep data for longer than a batch may take; to go on with the entries that "
+            "are left, set the option failOnDataLoss to false."
         )
 
 

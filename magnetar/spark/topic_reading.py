@@ -10,7 +10,7 @@ from magnetar.layout import Layout
 from magnetar.protocol.ids import Position
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import RangePlan
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.options import Connection
 
 __all__ = ["TopicReading"]
@@ -31,7 +31,7 @@ class TopicReading:
 
     def layout(self) -> Layout:
         """The DAG as it is now."""
-        return connected(self.connection).run(magnetar.Client.layout, self.topic)
+        return process_client(self.connection).run(magnetar.Client.layout, self.topic)
 
     def layout_with(self, newest: int) -> Layout:
         """The DAG; asks again while the broker does not know segment `newest` yet."""
@@ -54,7 +54,7 @@ class TopicReading:
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
         """See `Client.plan_range`."""
-        return connected(self.connection).run(
+        return process_client(self.connection).run(
             magnetar.Client.plan_range,
             segment_topic,
             start,
@@ -73,4 +73,4 @@ class TopicReading:
         def read(client: magnetar.Client) -> AsyncGenerator[list[StoredEntry], None]:
             return client.read_range(segment_topic, start, end)
 
-        return connected(self.connection).iterate(read)
+        return process_client(self.connection).iterate(read)

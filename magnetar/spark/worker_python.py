@@ -74,7 +74,7 @@ def pythons_of(spark: "SparkSession") -> dict[str, Sequence[str]]:
     """The Pythons that Spark runs on this machine, each with the libraries that it needs."""
     try:
         context = spark.sparkContext
-        jvm, master = context._jvm, context.master  # Nothing else tells what the JVM starts.
+        jvm, master = context._jvm, context.master  # Only the JVM knows the Python that it starts.
         if jvm is None or master is None:
             return {}
         utils = getattr(jvm.org.apache.spark.api.python, "PythonUtils$")

@@ -15,14 +15,14 @@ from magnetar.spark.errors import PipelineError
 from magnetar.spark.range_facts import SeenProducer, SeenRange, Stamp, Tally
 
 __all__ = [
-    "Audited",
+    "AuditState",
     "AuditedSegment",
     "InvalidState",
-    "audited_now",
+    "state_after_audit",
     "decode",
     "encode",
     "load",
-    "still_audited",
+    "unchanged_segments",
     "store",
 ]
 
@@ -55,14 +55,14 @@ class AuditedSegment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditState:
     """The segments of a topic that need not be read again."""
 
     topic: str
     segments: Mapping[int, AuditedSegment]
 
 
-def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment]:
+def unchanged_segments(kept: AuditState, snapshot: Snapshot) -> dict[int, AuditedSegment]:
     """The segments of which nothing has changed.
 
     Raises `InvalidState` if it is of another topic.
@@ -82,12 +82,12 @@ def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment
     }
 
 
-def audited_now(
+def state_after_audit(
     snapshot: Snapshot,
     before: Mapping[int, AuditedSegment],
     seen: Mapping[int, SeenRange],
     readable: Mapping[int, tuple[int, int]],
-) -> Audited:
+) -> AuditState:
     """The segments that need not be read again after an audit without violations."""
     kept = dict(before)
     for segment_id, segment in snapshot.segments.items():
@@ -101,7 +101,7 @@ def audited_now(
             Tally(*readable.get(segment_id, (0, 0))),
             {name: each.last for name, each in producers.items()},
         )
-    return Audited(snapshot.topic, kept)
+    return AuditState(snapshot.topic, kept)
 
 
 def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
@@ -116,7 +116,7 @@ def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
     )
 
 
-def encode(audited: Audited) -> str:
+def encode(audited: AuditState) -> str:
     """The state as JSON; equal facts have equal texts."""
     segments = {
         str(segment_id): {
@@ -131,7 +131,7 @@ def encode(audited: Audited) -> str:
     return json.dumps(document, sort_keys=True) + "\n"
 
 
-def decode(text: str) -> Audited:
+def decode(text: str) -> AuditState:
     """Read the state from its JSON.  Raises `InvalidState`."""
     try:
         document = json.loads(text)
@@ -142,14 +142,14 @@ def decode(text: str) -> Audited:
             )
         segments = cast("dict[str, dict[str, object]]", document["segments"])
         found = {int(segment_id): _segment(each) for segment_id, each in segments.items()}
-        return Audited(str(document["topic"]), found)
+        return AuditState(str(document["topic"]), found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidState(
             "The state is not what an audit wrote; give another file, and everything is read again."
         ) from error
 
 
-def load(path: Path) -> Audited | None:
+def load(path: Path) -> AuditState | None:
     """Read the state of an earlier audit; None if there is none.  Raises `InvalidState`."""
     try:
         return decode(path.read_text("utf-8"))
@@ -161,7 +161,7 @@ def load(path: Path) -> Audited | None:
         ) from error
 
 
-def store(path: Path, audited: Audited) -> None:
+def store(path: Path, audited: AuditState) -> None:
     """Write the state to a file, whole or not at all.  Raises `InvalidState`."""
     beside = path.with_name(path.name + ".new")
     try:
@@ -173,12 +173,12 @@ def store(path: Path, audited: Audited) -> None:
         ) from error
 
 
-def _segment(told: Mapping[str, object]) -> AuditedSegment:
-    end = cast("list[int]", told["end"])
-    readable = cast("list[int]", told["readable"])
-    producers = cast("dict[str, list[int]]", told["producers"])
+def _segment(record: Mapping[str, object]) -> AuditedSegment:
+    end = cast("list[int]", record["end"])
+    readable = cast("list[int]", record["readable"])
+    producers = cast("dict[str, list[int]]", record["producers"])
     return AuditedSegment(
-        str(told["topic"]),
+        str(record["topic"]),
         Position(*end),
         Tally(*readable),
         {name: Stamp(*stamp) for name, stamp in producers.items()},

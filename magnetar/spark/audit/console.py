@@ -17,7 +17,7 @@ def show(report: Report, console: Console | None = None) -> None:
     out = console or Console()
     colour = "green" if report.findings.is_clean else "red"
     out.print(f"[{colour}]{report.headline()}[/{colour}]", highlight=False)
-    rules = Table("Rule", "What must hold", "Looked at", "Broken")
+    rules = Table("Rule", "What must hold", "Checked", "Broken")
     for name, what, looked, broken in rule_lines(report.findings):
         rules.add_row(name, what, f"{looked:,}", f"{broken:,}", style="red" if broken else None)
     out.print(rules)

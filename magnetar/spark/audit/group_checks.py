@@ -53,16 +53,16 @@ def _may_be_collected(
     """Whether batches are missing between them whose headers may have been collected."""
     # Ended headers are collected in any order: a header that could have been collected by now says
     # nothing of later ones.
-    assert before.commit is not None, "only what has committed"
-    assert after.commit is not None, "only what has committed"
+    assert before.commit is not None, "only groups that committed"
+    assert after.commit is not None, "only groups that committed"
     has_hole = after.commit.batch > before.commit.batch + 1
     return has_hole and (before.kept_until_ms or 0) <= snapshot.taken_ms
 
 
 def _between(before: TransactionState, after: TransactionState) -> str | None:
     first, second = before.commit, after.commit
-    assert first is not None, "only what has committed"
-    assert second is not None, "only what has committed"
+    assert first is not None, "only groups that committed"
+    assert second is not None, "only groups that committed"
     if second.batch == first.batch:
         return f"batch {first.batch} was committed twice, by {before.txn} and {after.txn}"
     if second.batch < first.batch:
@@ -110,7 +110,7 @@ def check_positions(snapshot: Snapshot, findings: Findings) -> None:
     for query, groups in _by_query(snapshot).items():
         for before, after in pairwise(groups):
             findings.count_check(Rule.V7)
-            if _goes_back(before, after):
+            if _positions_go_back(before, after):
                 findings.add(
                     Violation(
                         Rule.V7,
@@ -141,14 +141,14 @@ def _by_query(snapshot: Snapshot) -> Mapping[_Query, Sequence[TransactionState]]
 def _touches(header: TransactionState, segments: set[str], topic: str) -> bool:
     """Whether a group wrote to the topic, or its query reads it."""
     commit = header.commit
-    assert commit is not None, "only what has committed"
+    assert commit is not None, "only groups that committed"
     counted = (*commit.winners.values(), commit.totals or {})
     if any(name in segments for counts in counted for name in counts):
         return True
     return any(read == topic for read, _, _ in _places(header))
 
 
-def _goes_back(before: TransactionState, after: TransactionState) -> bool:
+def _positions_go_back(before: TransactionState, after: TransactionState) -> bool:
     """Whether a segment that both name is at an earlier place afterwards."""
     first, second = _places(before), _places(after)
     return any(second[where] < place for where, place in first.items() if where in second)
@@ -156,16 +156,16 @@ def _goes_back(before: TransactionState, after: TransactionState) -> bool:
 
 def _places(header: TransactionState) -> dict[tuple[str, str, str], tuple[int, ...]]:
     """Places by topic, name and segment, of positions that are cuts; others are ignored."""
-    assert header.commit is not None, "only what has committed"
+    assert header.commit is not None, "only groups that committed"
     text = header.commit.positions
     if not text:
         return {}
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return {}
     found: dict[tuple[str, str, str], tuple[int, ...]] = {}
-    for cut in cast("list[object]", told if isinstance(told, list) else [told]):
+    for cut in cast("list[object]", document if isinstance(document, list) else [document]):
         if not isinstance(cut, dict) or not isinstance(cut.get("pos"), dict):
             continue
         for segment, place in cut["pos"].items():
@@ -175,10 +175,10 @@ def _places(header: TransactionState) -> dict[tuple[str, str, str], tuple[int, .
     return found
 
 
-def _place(told: object) -> tuple[int, ...] | None:
+def _place(value: object) -> tuple[int, ...] | None:
     """A place in a cut, as a tuple that compares; None: the positions are no cuts."""
-    if told == "END":
+    if value == "END":
         return (2**63,)
-    if not isinstance(told, list) or not all(isinstance(part, int) for part in told):
+    if not isinstance(value, list) or not all(isinstance(part, int) for part in value):
         return None
-    return tuple(told)
+    return tuple(value)

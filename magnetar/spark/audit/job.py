@@ -14,7 +14,12 @@ from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
 from magnetar.protocol.ids import EARLIEST
 from magnetar.spark.admin import AdminRest
-from magnetar.spark.audit.audited import Audited, AuditedSegment, audited_now, still_audited
+from magnetar.spark.audit.audited import (
+    AuditedSegment,
+    AuditState,
+    state_after_audit,
+    unchanged_segments,
+)
 from magnetar.spark.audit.dag_picture import generations
 from magnetar.spark.audit.group_checks import check_batches, check_positions
 from magnetar.spark.audit.order_checks import check_entries, check_views
@@ -22,11 +27,11 @@ from magnetar.spark.audit.records import Plan, take_snapshot, trimmed_since
 from magnetar.spark.audit.report import Report
 from magnetar.spark.audit.scan import AuditedRange
 from magnetar.spark.audit.scan_tasks import (
-    Counted,
-    Scanned,
-    counted,
+    ScannedRange,
+    SegmentTally,
+    count_readable,
     readable_of,
-    scanned,
+    scan_raw,
     transactions_of,
     without_transactions,
 )
@@ -40,10 +45,10 @@ from magnetar.spark.audit.transaction_checks import (
     expected_of_groups,
 )
 from magnetar.spark.audit.violations import Findings
-from magnetar.spark.connecting import Connected, connected
+from magnetar.spark.connecting import ClientThread, process_client
 from magnetar.spark.offload.place import Place as TablePlace
 from magnetar.spark.options import Connection
-from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, joined
+from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, join_ranges
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -62,7 +67,7 @@ def audit(
     *,
     readers_view: bool = False,
     table: TablePlace | None = None,
-    kept: Audited | None = None,
+    kept: AuditState | None = None,
 ) -> Report:
     """Audit one topic; `readers_view`: also read it as consumers do, and compare.
 
@@ -71,15 +76,15 @@ def audit(
     `InvalidManifest`, `InvalidState`, `PlaceFailed`, and what the client does.
     """
     began_s = time.monotonic()
-    client = connected(connection)
+    client = process_client(connection)
     planner = _Planner(client)
     snapshot = take_snapshot(topic, planner, rest)
-    before = {} if kept is None else still_audited(kept, snapshot)
+    before = {} if kept is None else unchanged_segments(kept, snapshot)
     every = _parts(snapshot, client)
     parts = [part for part in every if part.segment_id not in before]
     findings = Findings()
     context = spark.sparkContext
-    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(scanned, connection))
+    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(scan_raw, connection))
     ranges.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         scan_began_s = time.monotonic()
@@ -110,7 +115,7 @@ def audit(
         views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
         check_views(views, snapshot, findings)
     took_s = time.monotonic() - began_s
-    now = audited_now(snapshot, before, seen, readable) if findings.is_clean else None
+    now = state_after_audit(snapshot, before, seen, readable) if findings.is_clean else None
     return Report(snapshot, findings, seen, took_s, scan_s, before, now)
 
 
@@ -126,10 +131,10 @@ def _readers_view(
 ) -> dict[int, tuple[int, int]]:
     readable = [part for part in parts if part.readable]
     ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
-    return _by_segment(ranges.map(partial(counted, connection)).collect())
+    return _by_segment(ranges.map(partial(count_readable, connection)).collect())
 
 
-def _by_segment(rows: Iterable[Counted]) -> dict[int, tuple[int, int]]:
+def _by_segment(rows: Iterable[SegmentTally]) -> dict[int, tuple[int, int]]:
     found: dict[int, Tally] = {}
     for segment_id, tally in rows:
         found[segment_id] = found.get(segment_id, NO_ROWS).plus(tally)
@@ -141,13 +146,13 @@ def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
     for each in ranges:
         by_segment.setdefault(each.segment_id, []).append(each)
     return {
-        segment_id: joined(sorted(found, key=attrgetter("start")))
+        segment_id: join_ranges(sorted(found, key=attrgetter("start")))
         for segment_id, found in sorted(by_segment.items())
     }
 
 
 def _check_transactions(
-    ranges: "RDD[Scanned]", snapshot: Snapshot, before: Collection[int], findings: Findings
+    ranges: "RDD[ScannedRange]", snapshot: Snapshot, before: Collection[int], findings: Findings
 ) -> None:
     """Check the facts of all ranges, combined by transaction and segment."""
     # Spark combines them, and the driver gets one partition at a time: they may be many.
@@ -164,7 +169,7 @@ def _check_transactions(
 class _Planner:
     """The client, as a `Planner` of the snapshot."""
 
-    def __init__(self, client: Connected) -> None:
+    def __init__(self, client: ClientThread) -> None:
         self._client = client
 
     def layout(self, topic: str) -> Layout:
@@ -176,7 +181,7 @@ class _Planner:
         return self._client.run(Client.plan_range, segment_topic, EARLIEST)
 
 
-def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
+def _parts(snapshot: Snapshot, client: ClientThread) -> list[AuditedRange]:
     """Ranges of all segments, split at the max read position."""
     depth = generations(snapshot)
     found: list[AuditedRange] = []
@@ -185,7 +190,7 @@ def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
     return found
 
 
-def _parts_of(segment: SegmentState, depth: int, client: Connected) -> Iterator[AuditedRange]:
+def _parts_of(segment: SegmentState, depth: int, client: ClientThread) -> Iterator[AuditedRange]:
     at = segment.earliest
     while at < segment.horizon:
         try:

@@ -32,8 +32,8 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
             )
     if seen.encrypted:
         findings.cannot_tell(
-            f"Encrypted entries of segment {seen.segment_id}: nobody without their keys can open "
-            "them, so their rows are held against nothing.",
+            f"Encrypted entries of segment {seen.segment_id}: they cannot be opened without their "
+            "keys, so their rows are not checked.",
             seen.encrypted,
         )
     for position in seen.damaged:
@@ -78,7 +78,7 @@ def check_views(
     """
     names = list(views)
     for name in names[1:]:
-        for segment_id, told in views[name].items():
+        for segment_id, rows in views[name].items():
             if snapshot.segments[segment_id].trimmed_to is not None:
                 findings.cannot_tell(
                     "Views of segments of which retention took entries while the audit ran."
@@ -86,14 +86,14 @@ def check_views(
                 continue
             findings.count_check(Rule.V2)
             first = views[names[0]].get(segment_id, (0, 0))
-            if first == told:
+            if first == rows:
                 continue
-            more = told[0] > first[0]
+            more = rows[0] > first[0]
             findings.add(
                 Violation(
                     Rule.V2 if more else Rule.V3,
-                    f"The view {name!r} has {told[0]} rows, {names[0]!r} has {first[0]}"
-                    + ("." if told[0] != first[0] else ", but not the same ones."),
+                    f"The view {name!r} has {rows[0]} rows, {names[0]!r} has {first[0]}"
+                    + ("." if rows[0] != first[0] else ", but not the same ones."),
                     segment_id,
                 )
             )

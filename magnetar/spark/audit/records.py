@@ -91,8 +91,8 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         except TopicNotFound:
             continue
     records = {
-        cast("str", told["segment"]): told
-        for told in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
+        cast("str", record["segment"]): record
+        for record in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
     }
     transactions, keys = _headers(rest)
     segments = {
@@ -135,8 +135,8 @@ def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[st
     found: dict[str, TransactionState] = {}
     keys: set[tuple[str, str]] = set()
     for state in _STATES:
-        for told in rest.lines(f"{TRANSACTIONS}/headers/{state}"):
-            header = transaction_of(told)
+        for record in rest.lines(f"{TRANSACTIONS}/headers/{state}"):
+            header = transaction_of(record)
             # A transaction that ends meanwhile is in two answers: its final state counts.
             known = found.get(header.txn)
             if known is None or known.state is State.OPEN:
@@ -146,38 +146,38 @@ def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[st
     return found, keys
 
 
-def transaction_of(told: Json) -> TransactionState:
+def transaction_of(record: Json) -> TransactionState:
     """The header of a transaction, from the JSON of REST."""
-    group = cast("Json | None", told.get("group"))
+    group = cast("Json | None", record.get("group"))
     commit = None if group is None else cast("Json | None", group.get("commit"))
     return TransactionState(
-        cast("str", told["txnId"]),
-        State(told["status"]),
-        cast("int | None", told.get("finalizedMs")),
-        cast("str | None", told.get("transactionKey")),
-        cast("int | None", told.get("transactionKeyEpoch")),
+        cast("str", record["txnId"]),
+        State(record["status"]),
+        cast("int | None", record.get("finalizedMs")),
+        cast("str | None", record.get("transactionKey")),
+        cast("int | None", record.get("transactionKeyEpoch")),
         group is not None,
         None if commit is None else commit_of(commit),
-        cast("int | None", told.get("keptUntilMs")),
-        cast("str | None", told.get("owner")) or "",
+        cast("int | None", record.get("keptUntilMs")),
+        cast("str | None", record.get("owner")) or "",
     )
 
 
-def commit_of(told: Json) -> Commit:
+def commit_of(record: Json) -> Commit:
     """The commit of a group, from the JSON of REST."""
-    winners = cast("Mapping[str, Mapping[str, tuple[int, str]]]", told.get("winners") or {})
-    totals = cast("Mapping[str, tuple[int, str]] | None", told.get("totals"))
+    winners = cast("Mapping[str, Mapping[str, tuple[int, str]]]", record.get("winners") or {})
+    totals = cast("Mapping[str, tuple[int, str]] | None", record.get("totals"))
     return Commit(
-        cast("str", told["query"]),
-        cast("int", told["batch"]),
-        cast("str | None", told.get("positions")),
+        cast("str", record["query"]),
+        cast("int", record["batch"]),
+        cast("str | None", record.get("positions")),
         {int(index): _counts(counts) for index, counts in winners.items()},
         None if totals is None else _counts(totals),
     )
 
 
-def _counts(told: Mapping[str, tuple[int, str]]) -> dict[str, tuple[int, int]]:
-    return {topic: (messages, int(hashes)) for topic, (messages, hashes) in told.items()}
+def _counts(record: Mapping[str, tuple[int, str]]) -> dict[str, tuple[int, int]]:
+    return {topic: (messages, int(hashes)) for topic, (messages, hashes) in record.items()}
 
 
 def _segment(
@@ -220,8 +220,8 @@ def _segment(
 def _ledgers(segment: Segment, rest: AdminRest) -> list[Json]:
     domain, _, path = topic_path(segment.topic).partition("/")
     base = "segments" if domain == "segment" else domain
-    told = cast("Json", rest.get(f"/admin/v2/{base}/{path}/internalStats"))
-    return cast("list[Json]", told["ledgers"])
+    record = cast("Json", rest.get(f"/admin/v2/{base}/{path}/internalStats"))
+    return cast("list[Json]", record["ledgers"])
 
 
 def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyState]:
@@ -234,13 +234,13 @@ def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyStat
             yield key_of(cast("Json", found))
 
 
-def key_of(told: Json) -> KeyState:
+def key_of(record: Json) -> KeyState:
     """A transaction key, from the JSON of REST."""
-    last = cast("Json | None", told.get("lastGroup"))
+    last = cast("Json | None", record.get("lastGroup"))
     return KeyState(
-        cast("str", told["key"]),
-        cast("str | None", told.get("owner")) or "",
-        cast("int", told["epoch"]),
+        cast("str", record["key"]),
+        cast("str | None", record.get("owner")) or "",
+        cast("int", record["epoch"]),
         None if last is None else commit_of(last),
         None if last is None else cast("str", last["groupId"]),
     )

@@ -1,6 +1,6 @@
 """Checks of V3 and V4 on single rows of suspect producers: copies, and rows out of order.
 
-Pure.  `copies_marked` takes rows sorted by identity, `check_key` those of one producer and key
+Pure.  `mark_copies` takes rows sorted by identity, `check_key` those of one producer and key
 sorted by place; so each remembers one row at a time.
 """
 
@@ -11,7 +11,7 @@ from magnetar.protocol.ids import Position
 from magnetar.spark.audit.violations import Findings, Rule, Violation
 from magnetar.spark.range_facts import Stamp
 
-__all__ = ["KeyedRow", "Place", "Sent", "SuspectRow", "check_key", "copies_marked"]
+__all__ = ["KeyedRow", "Place", "Sent", "SuspectRow", "check_key", "mark_copies"]
 
 
 class Place(NamedTuple):
@@ -61,7 +61,7 @@ class KeyedRow(NamedTuple):
     """The place of the first one, if this row is a copy."""
 
 
-def copies_marked(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None, KeyedRow]]:
+def mark_copies(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None, KeyedRow]]:
     """Producer, key and row of all rows that have a key or are copies; rows come sorted."""
     # Rows without key were promised no order, so only copies of them are checked.
     what: Sent | None = None

@@ -7,7 +7,7 @@ from magnetar.errors import InvalidMessage, TopicNotFound
 from magnetar.protocol.ids import Position
 from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart, take_pieces
 from magnetar.spark.audit.row_checks import Place, Sent, SuspectRow
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.message_pieces import OpenMessages
 from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import SeenRange, Stamp
@@ -89,7 +89,7 @@ def _entries(
     connection: Connection, part: AuditedRange, raw: bool
 ) -> Iterator[Sequence[StoredEntry]]:
     try:
-        yield from connected(connection).iterate(
+        yield from process_client(connection).iterate(
             lambda client: client.read_range(part.topic, part.start, part.end, raw=raw)
         )
     except TopicNotFound:

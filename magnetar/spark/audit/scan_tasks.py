@@ -13,44 +13,44 @@ from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally
 
 __all__ = [
-    "Counted",
-    "Scanned",
-    "counted",
+    "SegmentTally",
+    "ScannedRange",
+    "count_readable",
     "readable_of",
-    "scanned",
+    "scan_raw",
     "transactions_of",
     "without_transactions",
 ]
 
-Scanned = tuple[AuditedRange, SeenRange]
-Counted = tuple[int, Tally]
+ScannedRange = tuple[AuditedRange, SeenRange]
+SegmentTally = tuple[int, Tally]
 """A segment, and rows of it."""
 
 
-def scanned(connection: Connection, part: AuditedRange) -> Scanned:
+def scan_raw(connection: Connection, part: AuditedRange) -> ScannedRange:
     """Scan a range raw."""
     _keep_imports(os.getpid())
     return part, scan(connection, part)
 
 
-def counted(connection: Connection, part: AuditedRange) -> Counted:
+def count_readable(connection: Connection, part: AuditedRange) -> SegmentTally:
     """Scan a range as consumers read it; the count of its rows."""
     return readable_of((part, scan(connection, part, raw=False)))
 
 
-def without_transactions(found: Scanned) -> Scanned:
+def without_transactions(found: ScannedRange) -> ScannedRange:
     """A scanned range without its transactions, which the driver does not collect."""
     part, seen = found
     return part, replace(seen, transactions={})
 
 
-def transactions_of(found: Scanned) -> Iterator[tuple[tuple[int, str], SeenTransaction]]:
+def transactions_of(found: ScannedRange) -> Iterator[tuple[tuple[int, str], SeenTransaction]]:
     """The transactions of a range, keyed by segment and transaction for `reduceByKey`."""
     for txn, seen in found[1].transactions.items():
         yield (seen.segment_id, txn), seen
 
 
-def readable_of(found: Scanned) -> Counted:
+def readable_of(found: ScannedRange) -> SegmentTally:
     """The rows of a range that consumers should get: those up to the cut's max read position."""
     part, seen = found
     total = NO_ROWS

@@ -14,7 +14,7 @@ from magnetar.spark.audit.row_checks import (
     Sent,
     SuspectRow,
     check_key,
-    copies_marked,
+    mark_copies,
 )
 from magnetar.spark.audit.scan import AuditedRange, suspect_rows
 from magnetar.spark.audit.snapshot import Snapshot
@@ -23,7 +23,7 @@ from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import SeenProducer, Stamp
 from magnetar.spark.row_hash import row_hash
 
-__all__ = ["SuspectKey", "by_place", "check_order", "checked_keys"]
+__all__ = ["SuspectKey", "rows_by_place", "check_order", "check_keys"]
 
 PARTITIONS: Final = 32
 
@@ -53,21 +53,21 @@ def check_order(
         spark.sparkContext.parallelize(there, max(1, len(there)))
         .flatMap(partial(suspect_rows, connection, frozenset(found)))
         .repartitionAndSortWithinPartitions(PARTITIONS, _by_number)
-        .mapPartitions(by_place)
+        .mapPartitions(rows_by_place)
         .repartitionAndSortWithinPartitions(PARTITIONS, _by_key)
-        .mapPartitions(checked_keys)
+        .mapPartitions(check_keys)
     )
     for each in checked.collect():  # One of each partition, and bounded.
         findings.merge(each)
 
 
-def by_place(rows: Iterable[SuspectRow]) -> Iterator[PlacedRow]:
+def rows_by_place(rows: Iterable[SuspectRow]) -> Iterator[PlacedRow]:
     """Find the copies in a partition sorted by identity; the rows to check by place."""
-    for producer, key, (place, stamp, original) in copies_marked(rows):
+    for producer, key, (place, stamp, original) in mark_copies(rows):
         yield ((producer, key is not None, key or ""), place), (stamp, original)
 
 
-def checked_keys(rows: Iterable[PlacedRow]) -> Iterator[Findings]:
+def check_keys(rows: Iterable[PlacedRow]) -> Iterator[Findings]:
     """Check the rows of a partition sorted by producer, key and place."""
     findings = Findings()
     for (producer, has_key, key), of_key in groupby(rows, key=_suspect_key_of):

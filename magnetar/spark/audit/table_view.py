@@ -54,8 +54,8 @@ def table_view(
             what = f"The file {name} of the table is missing, damaged, or not in order."
             findings.add(Violation(Rule.V3, what, segment_id))
         else:
-            told = Tally(file.rows, file.hash_sum)
-            totals[segment_id] = totals[segment_id].plus(told)
+            tally = Tally(file.rows, file.hash_sum)
+            totals[segment_id] = totals[segment_id].plus(tally)
     return {each: (tally.messages, tally.hash_sum) for each, tally in totals.items()}
 
 

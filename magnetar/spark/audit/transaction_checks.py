@@ -20,10 +20,10 @@ from magnetar.spark.range_facts import NO_ROWS, PLAIN, SeenTransaction, Tally
 __all__ = ["Expected", "check_claims", "check_counts", "check_seen", "expected_of_groups"]
 
 _IN_PIECES: Final = (
-    "Rows of transactions whose messages in pieces lie across ranges: they were not put together."
+    "Rows of transactions with messages in pieces that lie across ranges: they were not assembled."
 )
 _ENCRYPTED: Final = (
-    "Rows of transactions with encrypted entries: nobody without the keys can count them."
+    "Rows of transactions with encrypted entries: they cannot be counted without the keys."
 )
 _TRIMMED: Final = "Rows of transactions in ledgers that retention has taken."
 
@@ -99,8 +99,8 @@ def _check_missing(
             f"{seen.readable.messages} rows of it are readable, though they are in the aborted set",
         )
     findings.cannot_tell(
-        "Transactions whose headers were collected: their rows were held against the aborted set "
-        "only, as what their writers counted went with the headers."
+        "Transactions whose headers were collected: their rows were compared with the aborted set "
+        "only, as the counts of their writers were in the headers."
     )
 
 
@@ -141,10 +141,10 @@ def check_counts(
     totals: dict[tuple[str, str], SeenTransaction] = {}
     for there in seen:
         topic = snapshot.segments[there.segment_id].topic
-        told = expected.get((there.txn, topic))
-        if told is not None:
+        reported = expected.get((there.txn, topic))
+        if reported is not None:
             unseen.discard((there.txn, topic))
-            _compare(there.txn, topics[topic], told, there, findings)
+            _compare(there.txn, topics[topic], reported, there, findings)
         elif there.txn in counted:
             _found(
                 findings,
@@ -177,28 +177,28 @@ def _add_total(
 def _compare(
     txn: str,
     segment: SegmentState,
-    told: Tally,
+    reported: Tally,
     there: SeenTransaction | None,
     findings: Findings,
 ) -> None:
     findings.count_check(Rule.V1)
     findings.count_check(Rule.V3)
     all_rows = NO_ROWS if there is None else there.all
-    if all_rows == told:
+    if all_rows == reported:
         return
-    unchecked = _why_fewer(told.messages, there, segment)
+    unchecked = _why_fewer(reported.messages, there, segment)
     if unchecked is not None:
         findings.cannot_tell(unchecked)
         return
-    if all_rows.messages != told.messages:
-        lacks = told.messages - all_rows.messages
+    if all_rows.messages != reported.messages:
+        lacks = reported.messages - all_rows.messages
         what = (
-            f"its writer stored {told.messages} rows, {all_rows.messages} are there: "
+            f"its writer stored {reported.messages} rows, {all_rows.messages} are there: "
             f"{abs(lacks)} {'are missing' if lacks > 0 else 'are too many'}"
         )
         rule = Rule.V1 if lacks > 0 else Rule.V3
     else:
-        what, rule = f"its {told.messages} rows are not those that its writer stored", Rule.V3
+        what, rule = f"its {reported.messages} rows are not those that its writer stored", Rule.V3
     position = None if there is None else there.first
     findings.add(Violation(rule, f"Transaction {txn}: {what}.", segment.segment_id, position, txn))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["combined", "last_of_each_key"]
+__all__ = ["combine", "last_of_each_key"]
 
 COMBINED_BYTES: Final = 64 * 1024 * 1024
 """The most bytes of reduced rows in memory."""
@@ -17,7 +17,7 @@ PENDING_BYTES: Final = 16 * 1024 * 1024
 ROWS_OF_A_BATCH: Final = 16_384
 
 
-def combined(
+def combine(
     batches: Iterable[pa.RecordBatch], most_bytes: int = COMBINED_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The last row of each key and all rows without key, in order; `key` is a column.

@@ -15,9 +15,9 @@ from pyspark.sql.window import WindowSpec
 import magnetar
 import magnetar.spark
 from magnetar.errors import MagnetarError
-from magnetar.spark.compact.combine import combined
+from magnetar.spark.compact.combine import combine
 from magnetar.spark.compact.request import Compaction, job_id, key_name
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.cut import entered
 from magnetar.spark.cut_json import cut_of_text, text_of
 from magnetar.spark.data_source import FORMAT
@@ -96,7 +96,7 @@ def compact(
         connection.service_url, key_name(asked.target), **connection.client_options()
     )
     if key.last is not None:
-        return _made(asked, options, key, cut)
+        return _existing_generation(asked, options, key, cut)
     _refuse_rows_of_others(TopicReading(connection, asked.target))
     magnetar.spark.register(spark)
     partitions = [each.segment_id for each in layout.segments.values() if each.legacy]
@@ -115,7 +115,7 @@ def compact(
         .mode("append")
     )
     try:
-        with _watched(spark, progress, rows_in(topic, between(start, end, layout))):
+        with _show_progress(spark, progress, rows_in(topic, between(start, end, layout))):
             writer.save()
     except PySparkException as error:
         raise query_failed(error) from error
@@ -154,7 +154,7 @@ def last_rows(
     if not asked.keyless:
         rows = rows.where("key IS NOT NULL")
     # Each task reduces its own range first, in bounded memory, so that less is shuffled.
-    rows = counts.counted(rows.mapInArrow(combined, frame.schema), "combined")
+    rows = counts.counted(rows.mapInArrow(combine, frame.schema), "combined")
     # Rows without key are each a group of their own, so that they are shuffled evenly.
     group = (F.col("key"), F.when(F.col("key").isNull(), F.col("order_key")))
     of_key = Window.partitionBy(*group)
@@ -209,10 +209,12 @@ def _abort(connection: Connection, key: OpenedKey) -> None:
             await groups.close()
 
     with suppress(MagnetarError):  # Its deadline aborts it, or the next one that opens the key.
-        connected(connection).run(abort)
+        process_client(connection).run(abort)
 
 
-def _made(asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str) -> Generation:
+def _existing_generation(
+    asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str
+) -> Generation:
     """The generation that is there.  Raises `InvalidOption` if another one was asked for."""
     assert key.last is not None, "the caller has checked it"
     known = key.last.positions or ""
@@ -237,7 +239,7 @@ def _refuse_rows_of_others(target: TopicReading) -> None:
 
 
 @contextmanager
-def _watched(spark: SparkSession, progress: Progress, total: int | None) -> Iterator[None]:
+def _show_progress(spark: SparkSession, progress: Progress, total: int | None) -> Iterator[None]:
     """Show the progress of the stages that run within the block."""
     tracker = spark.sparkContext.statusTracker()
     ended = threading.Event()

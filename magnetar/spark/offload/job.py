@@ -40,7 +40,7 @@ from magnetar.spark.options import Connection
 from magnetar.spark.tasks import SegmentRange, cut_large
 from magnetar.spark.topic_reading import TopicReading
 
-__all__ = ["Offloaded", "SegmentPart", "manifests_of", "matched", "offload"]
+__all__ = ["OffloadResult", "SegmentPart", "manifests_of", "verified_manifest", "offload"]
 
 FILE_BYTES: Final = 128 * 1024 * 1024
 """Bytes of stored entries whose rows make up one file."""
@@ -48,7 +48,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Offloaded:
+class OffloadResult:
     """The result of one run, by segment id."""
 
     before: dict[int, SegmentManifest] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def offload(
     drop: bool = False,
     file_bytes: int = FILE_BYTES,
     progress: Progress = lambda _: None,
-) -> Offloaded:
+) -> OffloadResult:
     """Offload the segments that are sealed and can be read to their ends (O1 to O3).
 
     Other segments wait for a later run.  A segment with a manifest is done; files that a broken-off
@@ -94,7 +94,7 @@ def offload(
     """
     reading = TopicReading(connection, topic)
     layout = reading.layout()
-    done = Offloaded()
+    done = OffloadResult()
     parts: list[SegmentPart] = []
     for segment_id, segment in sorted(layout.segments.items()):
         known = _known(place, topic, segment)
@@ -220,7 +220,7 @@ def _write(
     seen = context.parallelize(raws, len(raws)).map(partial(read_raw, connection)).collect()
     by_segment = {each.segment_id: each for each in seen}
     return [
-        matched(
+        verified_manifest(
             topic,
             each,
             copies[each.segment.segment_id],
@@ -243,7 +243,7 @@ def _read_file(place: Place, given: tuple[int, str]) -> tuple[int, str, TableFil
     return segment_id, name, read_file(place, name)
 
 
-def matched(
+def verified_manifest(
     topic: str,
     part: SegmentPart,
     copies: tuple[LedgerCopy, ...],
@@ -298,7 +298,7 @@ def _put_topic(place: Place, topic: str, segments: Sequence[int]) -> None:
         put_text(place, topic_name_of(topic), text)
 
 
-def _drop(rest: AdminRest, layout: Layout, done: Offloaded) -> None:
+def _drop(rest: AdminRest, layout: Layout, done: OffloadResult) -> None:
     """Drop the ledgers that manifests name (O3)."""
     for segment_id, manifest in sorted({**done.before, **done.now}.items()):
         named = [each.ledger_id for each in manifest.ledgers]

@@ -105,21 +105,23 @@ _SEGMENTS: Final = TypeAdapter(SegmentManifest)
 
 def segment_text(manifest: SegmentManifest) -> str:
     """The one text of a manifest."""
-    told = asdict(manifest)
+    document = asdict(manifest)
     times = [
         time
         for each in manifest.files
         for time in (each.first_publish_time_ms, each.last_publish_time_ms)
         if time is not None
     ]
-    told["first_publish_time_ms"] = min(times, default=None)
-    told["last_publish_time_ms"] = max(times, default=None)
-    told["schema_versions"] = sorted({v for each in manifest.files for v in each.schema_versions})
+    document["first_publish_time_ms"] = min(times, default=None)
+    document["last_publish_time_ms"] = max(times, default=None)
+    document["schema_versions"] = sorted(
+        {v for each in manifest.files for v in each.schema_versions}
+    )
     # As text: many readers of JSON lose digits of unsigned 64-bit numbers.
-    told["hash_sum"] = str(manifest.hash_sum)
-    for each in told["files"]:
+    document["hash_sum"] = str(manifest.hash_sum)
+    for each in document["files"]:
         each["hash_sum"] = str(each["hash_sum"])
-    return _text({**told, "v": VERSION})
+    return _text({**document, "v": VERSION})
 
 
 def segment_of(text: str) -> SegmentManifest:
@@ -139,10 +141,10 @@ def topic_text(topic: str, segments: Iterable[int]) -> str:
 
 def topic_segments(text: str, topic: str) -> list[int]:
     """The segments that it lists.  Raises `InvalidManifest`."""
-    told = _object(text)
-    listed = told.get("segments")
-    if told.get("topic") != topic or not isinstance(listed, dict):
-        raise _invalid(f"it is of {told.get('topic')!r}, not of {topic!r}")
+    document = _object(text)
+    listed = document.get("segments")
+    if document.get("topic") != topic or not isinstance(listed, dict):
+        raise _invalid(f"it is of {document.get('topic')!r}, not of {topic!r}")
     return sorted(int(each) for each in listed)
 
 
@@ -170,18 +172,18 @@ def _base(topic: str) -> str:
     return topic_path(topic).partition("/")[2]
 
 
-def _text(told: Mapping[str, object]) -> str:
-    return json.dumps(told, sort_keys=True, separators=(",", ":")) + "\n"
+def _text(document: Mapping[str, object]) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n"
 
 
 def _object(text: str) -> dict[str, object]:
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise _invalid(str(error)) from error
-    if not isinstance(told, dict) or told.get("v") != VERSION:
+    if not isinstance(document, dict) or document.get("v") != VERSION:
         raise _invalid(f"it is not of version {VERSION}")
-    return told
+    return document
 
 
 def _invalid(why: str) -> InvalidManifest:

@@ -11,7 +11,7 @@ from pyarrow import compute
 
 from magnetar.protocol.ids import Position
 from magnetar.spark.columns import BASE_SCHEMA, arrow_schema, record_batch
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.offload.manifest import TableFile, file_name
 from magnetar.spark.offload.place import PART_BYTES, Place
 from magnetar.spark.options import Connection
@@ -142,7 +142,7 @@ def _summary_of(file: pq.ParquetFile, name: str, size: int, sha256: str) -> Tabl
 
 def read_raw(connection: Connection, segment: RawSegment) -> SeenRaw:
     """Read all entries of a segment, one ledger after the other."""
-    client = connected(connection)
+    client = process_client(connection)
     whole = [Position(ledger_id, entries) for ledger_id, entries in segment.ledgers if entries]
     start = Position(whole[0].ledger_id, 0) if whole else Position(0, 0)
     observer = Observer(segment.segment_id, start, whole[-1] if whole else start)

@@ -60,8 +60,8 @@ class Outcome:
         if self.finished:
             return f"The replay is finished: {self._done()}."
         return (
-            f"{self._done()}; what else is before the end cannot be read yet, as transactions are "
-            "open (magnetar txn why tells which). Run the same command again to go on."
+            f"{self._done()}; the other rows before the end cannot be read yet, as transactions "
+            "are open (magnetar txn why names them). Run the same command again to go on."
         )
 
     def _done(self) -> str:
@@ -89,13 +89,13 @@ def replay(
     options = _options(connection, asked)
     topic = TopicReading(connection, options.topic)
     magnetar.spark.register(spark)
-    _require(TopicReading(connection, asked.target))
+    _require_target(TopicReading(connection, asked.target))
     if job is None:
-        job = _resolved(asked, options, topic)
+        job = _resolve_job(asked, options, topic)
         _read(spark, connection, job, speed)  # An invalid request must not reach the checkpoint.
         files.begin(job)
     job.check(asked)
-    ahead = _ahead(files, job, options, topic)
+    ahead = _ranges_ahead(files, job, options, topic)
     if not ahead:
         return Outcome(finished=True, rows=0, written=0, batches=0)
     total = rows_in(topic, ahead)
@@ -111,11 +111,11 @@ def replay(
         .trigger(availableNow=True)
         .start()
     )
-    rows, written, batches = _followed(query, progress, total)
-    return Outcome(not _ahead(files, job, options, topic), rows, written, batches)
+    rows, written, batches = _follow(query, progress, total)
+    return Outcome(not _ranges_ahead(files, job, options, topic), rows, written, batches)
 
 
-def _require(target: TopicReading) -> None:
+def _require_target(target: TopicReading) -> None:
     """Check that the target exists.  Raises `InvalidOption`."""
     # The sink would have a broker create the topic, even under a misspelt name.
     try:
@@ -132,7 +132,7 @@ def _options(connection: Connection, asked: Replay) -> SourceOptions:
     return SourceOptions.of(Options({**connection.options(), **given}))
 
 
-def _resolved(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job:
+def _resolve_job(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job:
     """The job of a request, with the range that it has now."""
     layout = topic.layout()
     bound = options.start or Bound(BoundKind.EARLIEST)
@@ -141,20 +141,22 @@ def _resolved(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job
     return Job(asked, text_of(start), text_of(end), f"replay-{os.urandom(8).hex()}")
 
 
-def _ahead(
+def _ranges_ahead(
     files: ReplayCheckpoint, job: Job, options: SourceOptions, topic: TopicReading
 ) -> list[SegmentRange]:
     """The ranges that are still to be read."""
     reached = files.reached()
     start, end = _cut(reached or job.start, options), _cut(job.end, options)
-    return _between(start, end, topic.layout_with(max((*start.pos, *end.pos))), topic)
+    return _ranges_with_entries(start, end, topic.layout_with(max((*start.pos, *end.pos))), topic)
 
 
 def _cut(text: str, options: SourceOptions) -> Cut:
     return cut_of_text(text, options.topic, options.name)
 
 
-def _between(start: Cut, end: Cut, layout: Layout, topic: TopicReading) -> list[SegmentRange]:
+def _ranges_with_entries(
+    start: Cut, end: Cut, layout: Layout, topic: TopicReading
+) -> list[SegmentRange]:
     """The ranges between two cuts that have an entry."""
     found = []
     for each in between(start, end, layout):
@@ -202,9 +204,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _followed(
-    query: "StreamingQuery", progress: Progress, total: int | None
-) -> tuple[int, int, int]:
+def _follow(query: "StreamingQuery", progress: Progress, total: int | None) -> tuple[int, int, int]:
     """Wait for the end of the query and show its progress; rows read and written, and batches."""
     rows, written, seen = 0, 0, set[int]()
     try:
@@ -218,7 +218,7 @@ def _followed(
                     rows += each.numInputRows
                     written += max(each.sink.numOutputRows, 0)
                     rate = each.processedRowsPerSecond
-                    progress.show(rows, total, _said(rows, total, each.batchId, rate))
+                    progress.show(rows, total, _progress_text(rows, total, each.batchId, rate))
         query.awaitTermination()
     except StreamingQueryException as error:
         raise query_failed(error) from error
@@ -228,6 +228,6 @@ def _followed(
     return rows, written, len(seen)
 
 
-def _said(rows: int, total: int | None, batch: int, rate: float) -> str:
+def _progress_text(rows: int, total: int | None, batch: int, rate: float) -> str:
     of = "" if total is None else f" of {total:,}"
     return f"{rows:,}{of} rows read, batch {batch}, {rate:,.0f} rows/s"

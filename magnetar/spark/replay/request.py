@@ -54,22 +54,22 @@ class Job:
 
 def text_of_job(job: Job) -> str:
     """The text of a job, for its checkpoint."""
-    told = {"v": VERSION, **asdict(job)}
-    return json.dumps(told, sort_keys=True, indent=1) + "\n"
+    document = {"v": VERSION, **asdict(job)}
+    return json.dumps(document, sort_keys=True, indent=1) + "\n"
 
 
 def job_of_text(text: str) -> Job:
     """Read a job from its text.  Raises `InvalidOption`."""
     try:
-        told = json.loads(text)
-        if told.pop("v") != VERSION:
+        document = json.loads(text)
+        if document.pop("v") != VERSION:
             raise InvalidOption(
                 "The checkpoint is of a replay by another version of this command; go on with that "
                 "version, or give this replay a checkpoint of its own."
             )
-        asked = told.pop("asked")
+        asked = document.pop("asked")
         select = tuple(asked.pop("select"))
-        return Job(Replay(select=select, **asked), **told)
+        return Job(Replay(select=select, **asked), **document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidOption):
             raise

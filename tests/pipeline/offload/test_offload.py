@@ -23,7 +23,7 @@ from magnetar.spark.admin import AdminRest
 from magnetar.spark.audit.job import audit
 from magnetar.spark.audit.violations import Rule
 from magnetar.spark.cli import app
-from magnetar.spark.offload.job import Offloaded, manifests_of, offload
+from magnetar.spark.offload.job import OffloadResult, manifests_of, offload
 from magnetar.spark.offload.place import Place, place_of
 from magnetar.spark.options import Connection
 from tests.pipeline.audit.audited_topic import ROWS, AuditedTopic
@@ -63,7 +63,7 @@ def filled(broker: BrokerProcess, name: str) -> AuditedTopic:
     return topic
 
 
-def run(spark: SparkSession, topic: AuditedTopic, place: Place) -> Offloaded:
+def run(spark: SparkSession, topic: AuditedTopic, place: Place) -> OffloadResult:
     connection, rest = Connection(topic.url), AdminRest(topic.admin_url)
     return offload(spark, connection, rest, topic.topic, place, file_bytes=SMALL_BYTES)
 

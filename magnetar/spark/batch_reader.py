@@ -6,12 +6,12 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from magnetar.spark.cut import Place, entered
+from magnetar.spark.cut import Place, enter_children
 from magnetar.spark.filters import NO_FILTERS, PushedFilters, push_filters
 from magnetar.spark.source import ReadTask, Source
 from magnetar.spark.source_options import TASK_BYTES
 from magnetar.spark.starting import Bound, BoundKind, end_cut, retained, start_cut
-from magnetar.spark.tasks import SegmentRange, between, cut_large, refuse_gone
+from magnetar.spark.tasks import SegmentRange, ranges_between, refuse_gone, split_large
 
 __all__ = ["BatchReader", "FilteringBatchReader"]
 
@@ -32,11 +32,11 @@ class BatchReader(DataSourceReader):
         options, reading = self._source.options, self._source.reading
         layout = reading.layout()
         begin = options.start or Bound(BoundKind.EARLIEST)
-        start = entered(start_cut(begin, reading, layout, options.nowhere), layout)
+        start = enter_children(start_cut(begin, reading, layout, options.nowhere), layout)
         end = end_cut(options.end, reading, layout, start)
         if options.fail_on_data_loss:
             refuse_gone(start, end, layout)
-        ranges = between(start, end, layout)
+        ranges = ranges_between(start, end, layout)
         # `earliest` means the entries retained when tasks are made: earlier ones are no loss.
         if begin.kind is BoundKind.EARLIEST:
             ranges = [retained(each, reading) for each in ranges]
@@ -46,7 +46,7 @@ class BatchReader(DataSourceReader):
             if self._pushed.wants(layout.segments[each.segment_id])
             and (narrowed := self._narrowed(each)) is not None
         ]
-        pieces = cut_large(reading, wanted, TASK_BYTES)
+        pieces = split_large(reading, wanted, TASK_BYTES)
         return [ReadTask((each,)) for each in pieces] or [ReadTask(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

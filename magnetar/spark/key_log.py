@@ -42,7 +42,7 @@ __all__ = [
     "Entry",
     "EntryKind",
     "KeyState",
-    "Place",
+    "MessagePlace",
     "Verdict",
     "MessageRef",
     "digest_of",
@@ -57,9 +57,9 @@ EARLIER_QUERIES: Final = 8
 KNOWN_OPENERS: Final = 8
 """Number of openers that are remembered: an `open` may come twice (L5)."""
 DIGEST_BYTES: Final = 16
-Place = tuple[int, int]
+MessagePlace = tuple[int, int]
 """Ledger and entry of a message."""
-NOWHERE: Final[Place] = (-1, -1)
+NOWHERE: Final[MessagePlace] = (-1, -1)
 
 
 class EntryKind(enum.StrEnum):
@@ -98,7 +98,7 @@ class Entry:
 class MessageRef:
     """A message of the topic: its place, and the digest of its value (L6)."""
 
-    place: Place
+    place: MessagePlace
     digest: str
 
     def __str__(self) -> str:

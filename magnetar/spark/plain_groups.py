@@ -142,7 +142,7 @@ class PlainGroups:
             if log.has_recorded(txn):
                 return
             if state.epoch > self._key.epoch:
-                raise _fenced(self._key.name, self._key.epoch, state.epoch) from error
+                raise _fenced_error(self._key.name, self._key.epoch, state.epoch) from error
             raise InvalidTransactionStatus(
                 f"Transaction {txn} was not committed ({error}) Its time was up, or somebody "
                 "has aborted it: start the query again."
@@ -153,7 +153,7 @@ class PlainGroups:
     ) -> MagnetarError | StateUnreadable:
         name, epoch = self._key.name, self._key.epoch
         if verdict is Verdict.FENCED:
-            return _fenced(name, epoch, state.epoch)
+            return _fenced_error(name, epoch, state.epoch)
         if verdict is Verdict.DIFFERS:
             return InvalidTransactionStatus(
                 f"Batch {batch} of query {query!r} was committed under key {name!r} with other "
@@ -195,15 +195,15 @@ async def open_state(
         at = await log.append(Entry(EntryKind.OPEN, nonce, expected))
         state = await log.read_up_to(at)
         if state.opener != nonce:
-            raise _fenced(name, expected, state.epoch)
+            raise _fenced_error(name, expected, state.epoch)
         start = await log.append(state.state_entry(nonce))
         last = await log.read_up_to(start)
         if last.opener != nonce:
-            raise _fenced(name, state.epoch, last.epoch)
+            raise _fenced_error(name, state.epoch, last.epoch)
         return last, StateOption(topic, start)
 
 
-def _fenced(name: str, epoch: int, newest: int) -> TransactionKeyFenced:
+def _fenced_error(name: str, epoch: int, newest: int) -> TransactionKeyFenced:
     return TransactionKeyFenced(
         f"Transaction key {name!r} has another epoch than {epoch}: {newest}. Stop this process, "
         "or open the key anew."

@@ -180,9 +180,9 @@ def _join(before: SeenRange, after: SeenRange) -> SeenRange:
         before.entries + after.entries,
         before.rows + after.rows,
         before.bytes + after.bytes,
-        _merged(before.transactions, after.transactions),
-        _in_order(before.producers, after.producers, after.start),
-        *_ledgers(before, after),
+        _merge_transactions(before.transactions, after.transactions),
+        _merge_producers(before.producers, after.producers, after.start),
+        *_merge_ledgers(before, after),
         (*before.damaged, *after.damaged)[:HOLES_KEPT],
         before.incomplete + after.incomplete,
         before.encrypted + after.encrypted,
@@ -190,7 +190,7 @@ def _join(before: SeenRange, after: SeenRange) -> SeenRange:
     )
 
 
-def _merged(
+def _merge_transactions(
     before: Mapping[str, SeenTransaction], after: Mapping[str, SeenTransaction]
 ) -> dict[str, SeenTransaction]:
     found = dict(before)
@@ -200,7 +200,7 @@ def _merged(
     return found
 
 
-def _in_order(
+def _merge_producers(
     before: Mapping[str, SeenProducer], after: Mapping[str, SeenProducer], boundary: Position
 ) -> dict[str, SeenProducer]:
     found = dict(before)
@@ -218,7 +218,7 @@ def _in_order(
     return found
 
 
-def _ledgers(
+def _merge_ledgers(
     before: SeenRange, after: SeenRange
 ) -> tuple[Mapping[int, tuple[int, int]], tuple[Hole, ...]]:
     holes = [*before.holes, *after.holes]

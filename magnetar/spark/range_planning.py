@@ -2,9 +2,9 @@
 
 Pure, apart from the answers of `Reading`.  Rules:
 
-- P1 A segment is read up to the lowest of its max read position, the batch's budget and a frozen
-  limit.  A sealed segment that is read to its last entry goes to `END`; then `entered` adds its
-  children.
+- P1 A segment is read up to the lowest of its max read position, the batch's budget and a limit
+  (`current_limits`).  A sealed segment that is read to its last entry goes to `END`; then
+  `enter_children` adds its children.
 - P2 A budget of rows or bytes is shared in proportion to the backlogs of the segments, at least one
   entry each, so that none starves.  Entries are never split, so a batch may be larger by an entry
   of each segment.
@@ -29,7 +29,16 @@ from typing import Final
 from magnetar.layout import Layout, Segment
 from magnetar.protocol.ids import LONG_MAX, Position
 from magnetar.reads.plan import RangePlan
-from magnetar.spark.cut import BEGINNING, END, Cut, Place, ancestors, behind, entered, not_retained
+from magnetar.spark.cut import (
+    BEGINNING,
+    END,
+    Cut,
+    Place,
+    ancestors,
+    behind,
+    enter_children,
+    not_retained,
+)
 from magnetar.spark.errors import DataLost
 from magnetar.spark.reading import Reading
 
@@ -40,7 +49,7 @@ __all__ = [
     "Limits",
     "Ordering",
     "Planner",
-    "frozen",
+    "current_limits",
     "is_over",
     "limits_of",
     "lower",
@@ -191,7 +200,7 @@ class Planner:
     def _advance_without_reading(self, step: _Step, layout: Layout, limits: Limits | None) -> None:
         """Finish segments, and enter their children, as far as that needs no reading (P1)."""
         while True:
-            step.cut = entered(step.cut, layout)
+            step.cut = enter_children(step.cut, layout)
             unknown = [i for i in step.cut.unfinished if i not in step.plans]
             for segment_id in unknown:
                 plan = self._backlog_of(step.cut, segment_id, layout, limits)
@@ -316,7 +325,7 @@ def lower(limits: Limits | None, other: Limits | None) -> Limits | None:
     return {i: min(limits[i], other[i]) for i in limits.keys() & other.keys()}
 
 
-def frozen(reading: Reading, layout: Layout) -> dict[int, Place]:
+def current_limits(reading: Reading, layout: Layout) -> dict[int, Place]:
     """The places up to which segments may be read now, as limits that later data does not move."""
     limits: dict[int, Place] = {}
     for segment_id, segment in layout.segments.items():

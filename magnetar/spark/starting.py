@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from magnetar.layout import Layout
-from magnetar.spark.cut import BEGINNING, END, Cut, Place, entered
+from magnetar.spark.cut import BEGINNING, END, Cut, Place, enter_children
 from magnetar.spark.cut_json import cut_of_text
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.range_planning import Budget, Ordering, Planner, is_over
@@ -97,7 +97,7 @@ def end_cut(bound: Bound, reading: Reading, layout: Layout, start: Cut) -> Cut:
 
 def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) -> Cut:
     """The cut of the first entry of each path from a time on; None: the first retained one."""
-    cut, seen = entered(nowhere, layout), set[int]()
+    cut, seen = enter_children(nowhere, layout), set[int]()
     while unseen := [i for i in cut.unfinished if i not in seen]:
         seen.update(unseen)
         for segment_id in unseen:
@@ -110,5 +110,5 @@ def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) 
             # A segment without such an entry goes to its end, so that its children are planned.
             over = is_over(plan, layout.segments[segment_id], plan.start)
             cut = cut.moved(segment_id, END if over else Place.at(plan.start))
-        cut = entered(cut, layout)
+        cut = enter_children(cut, layout)
     return cut

@@ -27,8 +27,8 @@ from magnetar.spark.key_log import (
     Entry,
     EntryKind,
     KeyState,
+    MessagePlace,
     MessageRef,
-    Place,
     digest_of,
     entry_of,
     text_of,
@@ -67,7 +67,7 @@ class ReadSoFar:
 
     begin: MessageRef | None = None
     """The message with which reading goes on; None: the first of the topic."""
-    place: Place = NOWHERE
+    place: MessagePlace = NOWHERE
     """The place of the last message that is in `state`."""
     state: KeyState = field(default_factory=KeyState)
     settled: set[TxnId] = field(default_factory=set)
@@ -186,7 +186,7 @@ class KeyLog:
             state = await self._read((await self.mark()).place, own)
         return state
 
-    async def _read(self, place: Place, own: TxnId | None) -> KeyState:
+    async def _read(self, place: MessagePlace, own: TxnId | None) -> KeyState:
         known, loop = self._known, asyncio.get_running_loop()
         end = loop.time() + READ_S
         while known.place < place or self._expected is not None:

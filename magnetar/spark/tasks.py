@@ -7,7 +7,7 @@ Pure.  Rules:
 - T2 A segment with a range that is not retained any more raises `DataLost`, or is left out.
 - T3 `Ordering.KEY`: a segment is one task; with `chain` a child of one parent follows it in the
   parent's task, in order of ids, which rise along every path.
-- T4 `Ordering.NONE`: each range is a task of its own, and large ones are split (`cut_large`).
+- T4 `Ordering.NONE`: each range is a task of its own, and large ones are split (`split_large`).
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ from magnetar.spark.reading import Reading
 
 __all__ = [
     "SegmentRange",
-    "between",
-    "cut_large",
-    "gone_between",
+    "ranges_between",
+    "split_large",
+    "segments_gone_between",
     "refuse_gone",
     "rows_in",
     "tasks_of",
@@ -40,7 +40,7 @@ class SegmentRange:
     end: Place
 
 
-def between(start: Cut, end: Cut, layout: Layout) -> list[SegmentRange]:
+def ranges_between(start: Cut, end: Cut, layout: Layout) -> list[SegmentRange]:
     """The ranges from one cut to a later one, in order of ids (T1)."""
     done, through = behind(start, layout), behind(end, layout)
     found: list[SegmentRange] = []
@@ -55,7 +55,7 @@ def between(start: Cut, end: Cut, layout: Layout) -> list[SegmentRange]:
     return found
 
 
-def gone_between(start: Cut, end: Cut, layout: Layout) -> list[int]:
+def segments_gone_between(start: Cut, end: Cut, layout: Layout) -> list[int]:
     """Segments that have a range between the cuts and that the layout has no more (T2)."""
     wanted = {i for i, place in start.unfinished.items() if end.pos.get(i) != place}
     wanted |= {
@@ -67,7 +67,7 @@ def gone_between(start: Cut, end: Cut, layout: Layout) -> list[int]:
 
 def refuse_gone(start: Cut, end: Cut, layout: Layout) -> None:
     """Refuse a batch of which a segment is not retained any more (T2).  Raises `DataLost`."""
-    if gone := gone_between(start, end, layout):
+    if gone := segments_gone_between(start, end, layout):
         raise DataLost(
             f"The batch cannot be read again: segments {gone} of {start.topic} are not retained "
             "any more. Keep data for longer than a batch may take; to go on with the entries that "
@@ -101,7 +101,7 @@ def rows_in(reading: Reading, ranges: Iterable[SegmentRange]) -> int | None:
     return total
 
 
-def cut_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> list[SegmentRange]:
+def split_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> list[SegmentRange]:
     """Split ranges into pieces of about `size` stored bytes (T4)."""
     pieces: list[SegmentRange] = []
     for each in ranges:

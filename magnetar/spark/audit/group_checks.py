@@ -42,7 +42,7 @@ def check_batches(snapshot: Snapshot, findings: Findings) -> None:
                     "between them may have been collected."
                 )
                 continue
-            what = _between(before, after)
+            what = _batch_fault(before, after)
             if what is not None:
                 findings.add(Violation(Rule.V6, f"{query}: {what}.", txn=after.txn))
 
@@ -59,7 +59,7 @@ def _may_be_collected(
     return has_hole and (before.kept_until_ms or 0) <= snapshot.taken_ms
 
 
-def _between(before: TransactionState, after: TransactionState) -> str | None:
+def _batch_fault(before: TransactionState, after: TransactionState) -> str | None:
     first, second = before.commit, after.commit
     assert first is not None, "only groups that committed"
     assert second is not None, "only groups that committed"

@@ -46,7 +46,7 @@ from magnetar.spark.audit.transaction_checks import (
 )
 from magnetar.spark.audit.violations import Findings
 from magnetar.spark.connecting import ClientThread, process_client
-from magnetar.spark.offload.place import Place as TablePlace
+from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, join_ranges
 

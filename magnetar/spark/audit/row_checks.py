@@ -11,10 +11,10 @@ from magnetar.protocol.ids import Position
 from magnetar.spark.audit.violations import Findings, Rule, Violation
 from magnetar.spark.range_facts import Stamp
 
-__all__ = ["KeyedRow", "Place", "Sent", "SuspectRow", "check_key", "mark_copies"]
+__all__ = ["KeyedRow", "RowPlace", "Sent", "SuspectRow", "check_key", "mark_copies"]
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """The place of a row; places compare in the order of the topic, along each path of its DAG."""
 
     depth: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
         """The position of the entry in its segment."""
         return Position(self.ledger_id, self.entry_id)
 
-    def is_beside(self, other: "Place") -> bool:
+    def is_beside(self, other: "RowPlace") -> bool:
         """Whether both are in one entry."""
         return self[:-1] == other[:-1]
 
@@ -48,16 +48,16 @@ class Sent(NamedTuple):
     """
 
 
-SuspectRow = tuple[tuple[Sent, Place], str | None]
+SuspectRow = tuple[tuple[Sent, RowPlace], str | None]
 """A row of a suspect producer, and its key."""
 
 
 class KeyedRow(NamedTuple):
     """One row, among the rows of its producer and key in the order of the topic."""
 
-    place: Place
+    place: RowPlace
     stamp: Stamp
-    original: Place | None = None
+    original: RowPlace | None = None
     """The place of the first one, if this row is a copy."""
 
 
@@ -65,7 +65,7 @@ def mark_copies(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None, K
     """Producer, key and row of all rows that have a key or are copies; rows come sorted."""
     # Rows without key were promised no order, so only copies of them are checked.
     what: Sent | None = None
-    first: Place | None = None
+    first: RowPlace | None = None
     for (sent, place), key in rows:
         original = None
         if first is None or sent != what:
@@ -104,7 +104,7 @@ def _may_follow(row: KeyedRow, before: KeyedRow) -> bool:
     return row.stamp.may_follow(before.stamp)
 
 
-def _twice(producer: str, key: str | None, row: KeyedRow, first: Place) -> Violation:
+def _twice(producer: str, key: str | None, row: KeyedRow, first: RowPlace) -> Violation:
     return Violation(
         Rule.V3,
         f"Message {row.stamp.sequence_id} of producer {producer!r} {_with(key)} is there twice: in "

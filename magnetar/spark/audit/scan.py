@@ -6,7 +6,7 @@ from typing import NamedTuple
 from magnetar.errors import InvalidMessage, TopicNotFound
 from magnetar.protocol.ids import Position
 from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart, take_pieces
-from magnetar.spark.audit.row_checks import Place, Sent, SuspectRow
+from magnetar.spark.audit.row_checks import RowPlace, Sent, SuspectRow
 from magnetar.spark.connecting import process_client
 from magnetar.spark.message_pieces import OpenMessages
 from magnetar.spark.options import Connection
@@ -77,7 +77,7 @@ def _rows(
                 break
             key = columns.keys[at]
             index = columns.batch_indexes[at]
-            place = Place(part.depth, part.segment_id, run.ledger_id, run.entry_id, index)
+            place = RowPlace(part.depth, part.segment_id, run.ledger_id, run.entry_id, index)
             content = row_hash(None if key is None else key.encode(), columns.values[at])
             stamp = Stamp(run.publish_time_ms, columns.sequence_ids[at])
             where = part.segment_id if key is None else -1

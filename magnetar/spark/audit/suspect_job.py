@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from magnetar.spark.audit.order_checks import suspects
 from magnetar.spark.audit.row_checks import (
     KeyedRow,
-    Place,
+    RowPlace,
     Sent,
     SuspectRow,
     check_key,
@@ -29,7 +29,7 @@ PARTITIONS: Final = 32
 
 SuspectKey = tuple[str, bool, str]
 """Producer, whether there is a key, and the key: they compare with each other."""
-PlacedRow = tuple[tuple[SuspectKey, Place], tuple[Stamp, Place | None]]
+PlacedRow = tuple[tuple[SuspectKey, RowPlace], tuple[Stamp, RowPlace | None]]
 """Spark sorts by the first."""
 
 
@@ -80,14 +80,14 @@ def _suspect_key_of(row: PlacedRow) -> SuspectKey:
     return row[0][0]
 
 
-def _by_number(key: tuple[Sent, Place]) -> int:
+def _by_number(key: tuple[Sent, RowPlace]) -> int:
     """Partition rows by producer and sequence id, so that copies come together."""
     # Not by key: a hot key is spread over the partitions.
     sent, _ = key
     return row_hash(sent.producer.encode(), sent.stamp.sequence_id.to_bytes(8, "big", signed=True))
 
 
-def _by_key(key: tuple[SuspectKey, Place]) -> int:
+def _by_key(key: tuple[SuspectKey, RowPlace]) -> int:
     """Partition rows by producer and key."""
     (producer, has_key, name), _ = key
     return row_hash(producer.encode(), name.encode() if has_key else None)

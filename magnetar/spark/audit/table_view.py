@@ -9,7 +9,7 @@ from magnetar.spark.audit.snapshot import Snapshot
 from magnetar.spark.audit.violations import Findings, Rule, Violation
 from magnetar.spark.offload.job import manifests_of
 from magnetar.spark.offload.manifest import SegmentManifest, TableFile
-from magnetar.spark.offload.place import Place
+from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.offload.table import read_file
 from magnetar.spark.range_facts import NO_ROWS, SeenRange, Tally
 
@@ -18,7 +18,7 @@ __all__ = ["is_comparable", "table_view"]
 
 def table_view(
     spark: SparkSession,
-    place: Place,
+    place: TablePlace,
     snapshot: Snapshot,
     seen: Mapping[int, SeenRange],
     findings: Findings,
@@ -59,7 +59,7 @@ def table_view(
     return {each: (tally.messages, tally.hash_sum) for each, tally in totals.items()}
 
 
-def _read(place: Place, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
+def _read(place: TablePlace, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
     segment_id, name = given
     return segment_id, name, read_file(place, name)
 

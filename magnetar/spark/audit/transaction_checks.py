@@ -41,7 +41,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
     is_marked = seen.txn in segment.aborted
     findings.count_check(Rule.V2)
     if state is State.ABORTED and seen.readable.messages:
-        _found(
+        _add_violation(
             findings,
             Rule.V2,
             seen,
@@ -49,7 +49,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
         )
     # Behind the horizon it tells nothing: the transaction may have ended before the scan came.
     if state is State.OPEN and seen.readable.messages and seen.first < segment.horizon:
-        _found(
+        _add_violation(
             findings,
             Rule.V2,
             seen,
@@ -57,11 +57,11 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
         )
         if seen.txn not in segment.claimed:
             findings.count_check(Rule.V5)
-            _found(findings, Rule.V5, seen, "it is open and has rows here, but no claim")
+            _add_violation(findings, Rule.V5, seen, "it is open and has rows here, but no claim")
     if state is State.COMMITTED and snapshot.was_over(seen.txn):
         findings.count_check(Rule.V1)
         if seen.aborted.messages or is_marked:
-            _found(
+            _add_violation(
                 findings,
                 Rule.V1,
                 seen,
@@ -75,7 +75,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
 def _check_plain(seen: SeenTransaction, findings: Findings) -> None:
     findings.count_check(Rule.V1)
     if seen.aborted.messages:
-        _found(
+        _add_violation(
             findings,
             Rule.V1,
             seen,
@@ -90,9 +90,9 @@ def _check_missing(
     # A collected header leaves no counts to compare with, so the rest is reported as unchecked.
     findings.count_check(Rule.V5)
     if seen.txn in segment.claimed:
-        _found(findings, Rule.V5, seen, "it has a claim here, but no header any more")
+        _add_violation(findings, Rule.V5, seen, "it has a claim here, but no header any more")
     if is_marked and seen.readable.messages and seen.last <= segment.aborted[seen.txn]:
-        _found(
+        _add_violation(
             findings,
             Rule.V2,
             seen,
@@ -146,7 +146,7 @@ def check_counts(
             unseen.discard((there.txn, topic))
             _compare(there.txn, topics[topic], reported, there, findings)
         elif there.txn in counted:
-            _found(
+            _add_violation(
                 findings,
                 Rule.V3,
                 there,
@@ -274,6 +274,6 @@ def check_claims(snapshot: Snapshot, findings: Findings) -> None:
                 )
 
 
-def _found(findings: Findings, rule: Rule, seen: SeenTransaction, what: str) -> None:
+def _add_violation(findings: Findings, rule: Rule, seen: SeenTransaction, what: str) -> None:
     txn = f"Transaction {seen.txn}" if seen.txn else "Rows without transaction"
     findings.add(Violation(rule, f"{txn}: {what}.", seen.segment_id, seen.first, seen.txn or None))

@@ -18,7 +18,7 @@ from magnetar.errors import MagnetarError
 from magnetar.spark.compact.combine import combine
 from magnetar.spark.compact.request import Compaction, job_id, key_name
 from magnetar.spark.connecting import process_client
-from magnetar.spark.cut import entered
+from magnetar.spark.cut import enter_children
 from magnetar.spark.cut_json import cut_of_text, text_of
 from magnetar.spark.data_source import FORMAT
 from magnetar.spark.errors import InvalidOption
@@ -30,7 +30,7 @@ from magnetar.spark.sink_options import TransactionKeyOption
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.spark_failure import query_failed
 from magnetar.spark.starting import Bound, BoundKind, end_cut, start_cut
-from magnetar.spark.tasks import between, rows_in
+from magnetar.spark.tasks import ranges_between, rows_in
 from magnetar.spark.topic_reading import TopicReading
 
 __all__ = ["Generation", "compact"]
@@ -89,8 +89,10 @@ def compact(
     options = SourceOptions.of(Options({**connection.options(), **given}))
     topic = TopicReading(connection, options.topic)
     layout = topic.layout()
-    start = entered(start_cut(Bound(BoundKind.EARLIEST), topic, layout, options.nowhere), layout)
-    end = entered(end_cut(options.end, topic, layout, start), layout)
+    start = enter_children(
+        start_cut(Bound(BoundKind.EARLIEST), topic, layout, options.nowhere), layout
+    )
+    end = enter_children(end_cut(options.end, topic, layout, start), layout)
     cut = text_of(end)
     key = magnetar.spark.open_key(
         connection.service_url, key_name(asked.target), **connection.client_options()
@@ -115,7 +117,7 @@ def compact(
         .mode("append")
     )
     try:
-        with _show_progress(spark, progress, rows_in(topic, between(start, end, layout))):
+        with _show_progress(spark, progress, rows_in(topic, ranges_between(start, end, layout))):
             writer.save()
     except PySparkException as error:
         raise query_failed(error) from error

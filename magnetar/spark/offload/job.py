@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from magnetar.layout import Layout, Segment
 from magnetar.protocol.ids import Position
 from magnetar.spark.admin import AdminRest
-from magnetar.spark.cut import Place as CutPlace
+from magnetar.spark.cut import Place
 from magnetar.spark.offload.copies import OffloadFailed, await_copies, drop_hot
 from magnetar.spark.offload.manifest import (
     InvalidManifest,
@@ -34,10 +34,10 @@ from magnetar.spark.offload.manifest import (
     topic_segments,
     topic_text,
 )
-from magnetar.spark.offload.place import Place
+from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.offload.table import RawSegment, SeenRaw, read_file, read_raw, write_file
 from magnetar.spark.options import Connection
-from magnetar.spark.tasks import SegmentRange, cut_large
+from magnetar.spark.tasks import SegmentRange, split_large
 from magnetar.spark.topic_reading import TopicReading
 
 __all__ = ["OffloadResult", "SegmentPart", "manifests_of", "verified_manifest", "offload"]
@@ -76,7 +76,7 @@ def offload(
     connection: Connection,
     rest: AdminRest,
     topic: str,
-    place: Place,
+    place: TablePlace,
     *,
     copies_url: str | None = None,
     drop: bool = False,
@@ -116,7 +116,7 @@ def offload(
     return done
 
 
-def manifests_of(place: Place, topic: str) -> dict[int, SegmentManifest]:
+def manifests_of(place: TablePlace, topic: str) -> dict[int, SegmentManifest]:
     """The manifests of all segments in the table.  Raises `InvalidManifest`, `PlaceFailed`."""
     listed = get_text(place, topic_name_of(topic))
     if listed is None:
@@ -135,12 +135,12 @@ def manifests_of(place: Place, topic: str) -> dict[int, SegmentManifest]:
     return found
 
 
-def put_text(place: Place, name: str, text: str) -> None:
+def put_text(place: TablePlace, name: str, text: str) -> None:
     """Store a manifest, whole or not at all."""
     place.put(name, io.BytesIO(text.encode()))
 
 
-def get_text(place: Place, name: str) -> str | None:
+def get_text(place: TablePlace, name: str) -> str | None:
     """A manifest; None if it is not there."""
     with tempfile.TemporaryFile() as file:
         if not place.get(name, file):
@@ -149,7 +149,7 @@ def get_text(place: Place, name: str) -> str | None:
         return file.read().decode()
 
 
-def _known(place: Place, topic: str, segment: Segment) -> SegmentManifest | None:
+def _known(place: TablePlace, topic: str, segment: Segment) -> SegmentManifest | None:
     text = None if segment.active else get_text(place, segment_name_of(topic, segment.segment_id))
     if text is None:
         return None
@@ -177,16 +177,16 @@ def _part_of(reading: TopicReading, segment: Segment, file_bytes: int) -> Segmen
         )
     if not plan.sealed or plan.horizon < plan.raw_end:
         return None
-    start, end = CutPlace.at(plan.earliest), CutPlace.at(plan.raw_end)
+    start, end = Place.at(plan.earliest), Place.at(plan.raw_end)
     whole = SegmentRange(segment.segment_id, segment.topic, start, end)
-    ranges = cut_large(reading, [whole], file_bytes)
+    ranges = split_large(reading, [whole], file_bytes)
     return SegmentPart(segment, plan.earliest, plan.raw_end, ranges)
 
 
 def _write(
     spark: SparkSession,
     connection: Connection,
-    place: Place,
+    place: TablePlace,
     topic: str,
     parts: Sequence[SegmentPart],
     copies: Mapping[int, tuple[LedgerCopy, ...]],
@@ -232,13 +232,13 @@ def _write(
 
 
 def _write_range(
-    connection: Connection, place: Place, topic: str, given: tuple[int, SegmentRange]
+    connection: Connection, place: TablePlace, topic: str, given: tuple[int, SegmentRange]
 ) -> tuple[int, str | None]:
     created_at_ms, part = given
     return part.segment_id, write_file(connection, place, topic, created_at_ms, part)
 
 
-def _read_file(place: Place, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
+def _read_file(place: TablePlace, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
     segment_id, name = given
     return segment_id, name, read_file(place, name)
 
@@ -288,7 +288,7 @@ def verified_manifest(
     return manifest
 
 
-def _put_topic(place: Place, topic: str, segments: Sequence[int]) -> None:
+def _put_topic(place: TablePlace, topic: str, segments: Sequence[int]) -> None:
     """Write the topic's manifest (O2)."""
     # It keeps segments of earlier runs, also those that retention has deleted from the topic since.
     before = get_text(place, topic_name_of(topic))

@@ -13,7 +13,7 @@ from magnetar.protocol.ids import Position
 from magnetar.spark.columns import BASE_SCHEMA, arrow_schema, record_batch
 from magnetar.spark.connecting import process_client
 from magnetar.spark.offload.manifest import TableFile, file_name
-from magnetar.spark.offload.place import PART_BYTES, Place
+from magnetar.spark.offload.place import PART_BYTES, TablePlace
 from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import NO_ROWS, Tally
 from magnetar.spark.range_observer import Observer
@@ -47,7 +47,7 @@ class SeenRaw:
 
 
 def write_file(
-    connection: Connection, place: Place, topic: str, created_at_ms: int, part: SegmentRange
+    connection: Connection, place: TablePlace, topic: str, created_at_ms: int, part: SegmentRange
 ) -> str | None:
     """Write the file with the rows of a range; its name, or None if the range has no rows.
 
@@ -89,7 +89,7 @@ def _source_of(file: IO[bytes]) -> bytes | None:
     return bytes(found) if found is not None else None
 
 
-def read_file(place: Place, name: str) -> TableFile | None:
+def read_file(place: TablePlace, name: str) -> TableFile | None:
     """Read a file again; None if it is missing or damaged, or its rows are not in order."""
     # All from the rows themselves: neither the writer nor the footer is trusted.
     with tempfile.TemporaryFile() as file:

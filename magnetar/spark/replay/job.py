@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 import magnetar.spark
 from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
-from magnetar.spark.cut import Cut, entered
+from magnetar.spark.cut import Cut, enter_children
 from magnetar.spark.cut_json import cut_of_text, text_of
 from magnetar.spark.data_source import FORMAT
 from magnetar.spark.errors import InvalidOption
@@ -23,7 +23,7 @@ from magnetar.spark.replay.request import Job, Replay, chosen_columns
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.spark_failure import query_failed
 from magnetar.spark.starting import Bound, BoundKind, end_cut, start_cut
-from magnetar.spark.tasks import SegmentRange, between, rows_in
+from magnetar.spark.tasks import SegmentRange, ranges_between, rows_in
 from magnetar.spark.topic_reading import TopicReading
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ def _resolve_job(asked: Replay, options: SourceOptions, topic: TopicReading) -> 
     """The job of a request, with the range that it has now."""
     layout = topic.layout()
     bound = options.start or Bound(BoundKind.EARLIEST)
-    start = entered(start_cut(bound, topic, layout, options.nowhere), layout)
-    end = entered(end_cut(options.end, topic, layout, start), layout)
+    start = enter_children(start_cut(bound, topic, layout, options.nowhere), layout)
+    end = enter_children(end_cut(options.end, topic, layout, start), layout)
     return Job(asked, text_of(start), text_of(end), f"replay-{os.urandom(8).hex()}")
 
 
@@ -159,7 +159,7 @@ def _ranges_with_entries(
 ) -> list[SegmentRange]:
     """The ranges between two cuts that have an entry."""
     found = []
-    for each in between(start, end, layout):
+    for each in ranges_between(start, end, layout):
         plan = topic.plan(each.topic, each.start.position, end=each.end.entries_end)
         upto = min(each.end.entries_end, plan.raw_end)
         if plan.start < upto:

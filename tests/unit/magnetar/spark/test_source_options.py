@@ -28,7 +28,7 @@ from magnetar.spark.options import Connection, Options
 from magnetar.spark.range_planning import Budget, Ordering
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.starting import bound_of, end_cut, start_cut
-from magnetar.spark.tasks import between
+from magnetar.spark.tasks import ranges_between
 from magnetar.wire.authentication import authentication_of
 from tests.unit.magnetar.spark.fake_topic import FakeTopic
 
@@ -126,7 +126,7 @@ def test_a_time_cuts_every_path(generation: int) -> None:
     earliest = start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE)
     before = sum(
         len(topic.rows(each.topic, each.start.position, each.end.position))
-        for each in between(earliest, cut, layout)
+        for each in ranges_between(earliest, cut, layout)
     )
     assert before == generation * 2 * len(EVERY)
     assert end_cut(at, topic, layout, earliest) == cut

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.spark.audit.row_checks import Place, Sent, SuspectRow
+from magnetar.spark.audit.row_checks import RowPlace, Sent, SuspectRow
 from magnetar.spark.audit.suspect_job import check_keys, rows_by_place
 from magnetar.spark.audit.violations import Findings, Rule
 from magnetar.spark.range_facts import Stamp
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
     def of(self, key: str | None) -> SuspectRow:
         ledger_id = 10 + self.segment_id
-        place = Place(self.segment_id, self.segment_id, ledger_id, self.entry_id, self.index)
+        place = RowPlace(self.segment_id, self.segment_id, ledger_id, self.entry_id, self.index)
         where = self.segment_id if key is None else -1
         stamp = Stamp(self.ms, self.number)
         return (Sent("p", stamp, self.content or self.number, where), place), key

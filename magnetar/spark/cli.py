@@ -43,7 +43,7 @@ AdminUrl = Annotated[
 ]
 Master = Annotated[
     str | None,
-    typer.Option("--master", help="Of Spark [local[*], or what spark-submit was given]"),
+    typer.Option("--master", help="Master of Spark [local[*], or the one of spark-submit]"),
 ]
 
 
@@ -73,13 +73,13 @@ def audit(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="Keep here what was right for good; it is not read again"),
+        typer.Option("--state", help="File of segments found right, which are not read again"),
     ] = None,
     master: Master = None,
     *,
     where: Where,
 ) -> None:
-    """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
+    """Compare a topic's entries with its transactions, producers and queries (rules V1 to V7)."""
     name = topic_named(topic)
     with ending_on_signals("audit", AGAIN):
         from magnetar.spark.audit.audited import load, store
@@ -92,7 +92,7 @@ def audit(
         place = None if table is None else place_of(table)
         kept = None if state is None else load(state)
         if report is not None:
-            report.open("a").close()  # An audit may take hours: its page has a place to go.
+            report.open("a").close()  # Fails now if it cannot be written: an audit may take hours.
         with _spark(master, f"audit of {topic}") as spark:
             from magnetar.spark.audit.console import show
             from magnetar.spark.audit.job import audit as run
@@ -120,7 +120,7 @@ def replay(
     start: Annotated[
         str, typer.Option("--start", help="earliest, latest, a time, or a cut")
     ] = "earliest",
-    end: Annotated[str, typer.Option("--end", help="The same; where it ends")] = "latest",
+    end: Annotated[str, typer.Option("--end", help="The end, given as --start")] = "latest",
     row_filter: Annotated[
         str | None, typer.Option("--where", help="SQL on the source's columns: which rows")
     ] = None,
@@ -132,16 +132,16 @@ def replay(
         str, typer.Option("--decode", help="avro or json: values as the column data")
     ] = "none",
     rows_per_batch: Annotated[
-        int | None, typer.Option("--max-rows-per-trigger", min=1, help="Of one batch")
+        int | None, typer.Option("--max-rows-per-trigger", min=1, help="Rows of one batch")
     ] = None,
     rows_per_second: Annotated[
-        int | None, typer.Option("--rows-per-second", min=1, help="That are read, at most")
+        int | None, typer.Option("--rows-per-second", min=1, help="The most rows read per second")
     ] = None,
     master: Master = None,
     *,
     where: Where,
 ) -> None:
-    """Write a range of a topic into another one, exactly once; the same command goes on."""
+    """Write a range of a topic into another one, exactly once; the same command continues it."""
     names = topic_named(source), topic_named(target)
     with ending_on_signals("replay", GO_ON):
         from magnetar.spark.replay.request import Replay
@@ -170,7 +170,7 @@ def compact(
         str | None, typer.Option("--generation", help="Ends the name of the target: TARGET-NAME")
     ] = None,
     end: Annotated[
-        str, typer.Option("--end", help="latest, a time, or a cut: what comes later is not read")
+        str, typer.Option("--end", help="latest, a time, or a cut: later rows are not read")
     ] = "latest",
     tombstones: Annotated[
         str | None,
@@ -185,7 +185,7 @@ def compact(
     *,
     where: Where,
 ) -> None:
-    """Make a new topic of the last row of each key; run again, it finds what is made."""
+    """Make a new topic of the last row of each key; run again, it finds the topic."""
     names = topic_named(topic), topic_named(target)
     with ending_on_signals("compaction", AGAIN):
         from magnetar.spark.compact.request import Compaction, generation_topic, milliseconds

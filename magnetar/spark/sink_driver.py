@@ -54,11 +54,11 @@ class Checkpoint(Protocol):
     """The checkpoint of the query."""
 
     async def positions(self, batch: int) -> str:
-        """How far the sources have been read by the end of that batch."""
+        """The positions of the sources at the end of a batch."""
         ...
 
     async def query(self) -> str:
-        """The id of the query that it is the checkpoint of."""
+        """The id of the checkpoint's query."""
         ...
 
 
@@ -71,14 +71,14 @@ class SinkDriver:
     def __init__(
         self, groups: Groups, checkpoint: Checkpoint | None, *, track_positions: bool = False
     ) -> None:
-        """Without a `checkpoint` no positions can be tracked."""
+        """Make the driver; tracking positions needs a `checkpoint`."""
         assert checkpoint is not None or not track_positions, "positions need a checkpoint"
         self._groups = groups
         self._checkpoint = checkpoint
         self._track_positions = track_positions
 
     async def commit(self, reports: Sequence[TaskReport | None], batch: int) -> BatchOutcome:
-        """Decide the batch that has these reports, one of each task.
+        """Decide a batch by the reports of its tasks, one of each task.
 
         Raises `CommitRefused` and `PositionsUnreadable` before any request, `TransactionKeyFenced`,
         `InvalidTransactionStatus` when the group was aborted or the batch was committed with other

@@ -26,7 +26,7 @@ class BoundKind(enum.Enum):
     EARLIEST = enum.auto()
     """The first retained entry of each path through the DAG."""
     LATEST = enum.auto()
-    """As a start the max read positions of the active segments; as an end those of all segments."""
+    """The max read positions: as a start of the active segments, as an end of all segments."""
     TIME = enum.auto()
     """The first entry of each path that was published then or later, by its producer's clock."""
     CUT = enum.auto()

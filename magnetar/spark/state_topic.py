@@ -54,7 +54,7 @@ It may wait for a transaction of another key, whose deadline is 60 s, and Apache
 checks deadlines every 60 s.
 """
 _OF_ANOTHER_ROLE: Final = "neither the owner"
-"""In a refusal these words say that the role is wrong; the transaction may still be open."""
+"""Words of the error for a wrong role, after which the transaction may still be open."""
 _POLL_S: Final = 0.2
 _BATCH: Final = 1000
 APPEND_TRIES: Final = 10

@@ -1,4 +1,4 @@
-"""From two cuts to the ranges that lie between them, and to the tasks that read those.
+"""From two cuts to the ranges between them, and to the tasks that read these ranges.
 
 Pure.  Rules:
 

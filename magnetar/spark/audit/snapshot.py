@@ -66,7 +66,7 @@ class TransactionState:
     is_group: bool = False
     commit: Commit | None = None
     kept_until_ms: int | None = None
-    """Until then no broker collects it, nor a header that ended later; None: not known."""
+    """Brokers collect neither it nor a header that ended later before then; None: not known."""
     owner: str = ""
     """The owner of the key; several owners may have keys of the same name."""
 

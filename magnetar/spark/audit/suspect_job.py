@@ -30,7 +30,7 @@ PARTITIONS: Final = 32
 SuspectKey = tuple[str, bool, str]
 """Producer, whether there is a key, and the key: they compare with each other."""
 PlacedRow = tuple[tuple[SuspectKey, RowPlace], tuple[Stamp, RowPlace | None]]
-"""Spark sorts by the first."""
+"""The sort key of a suspect row, then its stamp and, for a copy, the place of the original."""
 
 
 def check_order(

@@ -14,7 +14,7 @@ __all__ = ["OffloadFailed", "await_copies", "drop_hot"]
 
 POLL_S: Final = 0.5
 STALLED_S: Final = 3600
-"""Longest time without a further ledger copied."""
+"""The longest time without another ledger copied."""
 OffloadStatus = Mapping[str, object]
 """The state of a segment's offload, as the broker returns it in JSON."""
 

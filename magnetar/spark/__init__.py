@@ -1,4 +1,4 @@
-"""Spark through PySpark: a source, an exactly-once sink, and the jobs that stand on them.
+"""Spark through PySpark: a source, an exactly-once sink, and the jobs that use them.
 
     magnetar.spark.register(spark)
     key = magnetar.spark.open_key("pulsar://host:6650", "orders-to-bills")

@@ -31,7 +31,7 @@ Json = Mapping[str, object]
 
 
 class AdminFailed(ClientError):
-    """The REST interface refused, or was not there."""
+    """The REST interface refused a request, or did not answer."""
 
 
 class AdminRest:
@@ -49,7 +49,7 @@ class AdminRest:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def get(self, path: str) -> object:
-        """The JSON that is there.  Raises `AdminFailed`."""
+        """The decoded JSON of a GET.  Raises `AdminFailed`."""
         return self.call("GET", path)
 
     def call(self, method: str, path: str, body: object | None = None) -> object:
@@ -69,19 +69,20 @@ class AdminRest:
             if not _is_missing(error):
                 raise
             raise AdminFailed(
-                f"{self._url}{path} is not there: only brokers of Magnetar tell it, and Apache "
+                f"{self._url}{path} is not there: only brokers of Magnetar have it, and Apache "
                 "Pulsar's do not; give the REST address of one of Magnetar's."
             ) from error
         with opened as answer:
             for line in answer:
-                told = cast("Json", json.loads(line))
-                if told.get("end") is True:
+                # The last line says that the answer is whole.
+                found = cast("Json", json.loads(line))
+                if found.get("end") is True:
                     return
-                yield told
+                yield found
         raise AdminFailed(f"{self._url}{path} broke off in the middle; ask again.")
 
     def find(self, path: str) -> object | None:
-        """The JSON that is there; None for 404.  Raises `AdminFailed` for anything else."""
+        """See `get`; None for 404."""
         try:
             return self.get(path)
         except AdminFailed as error:
@@ -113,14 +114,16 @@ class AdminRest:
                 raise AdminFailed(
                     f"{url} does not answer ({error}); is it the address of the REST interface?"
                 ) from error
-        raise AdminFailed(f"{url} was sent on {REDIRECTS_MAX} times; the topic moves, ask again.")
+        raise AdminFailed(
+            f"{url} is the end of {REDIRECTS_MAX} redirects: the topic moves; ask again."
+        )
 
 
 class _NotFollowed(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors here, so that every method can be sent on."""
+    """Makes redirects errors: `AdminRest` follows them itself, with any method and body."""
 
     def redirect_request(self, *_args: object, **_kwargs: object) -> None:
-        """Never."""
+        """Follow no redirect."""
 
 
 def _is_missing(error: AdminFailed) -> bool:
@@ -131,14 +134,14 @@ def _is_missing(error: AdminFailed) -> bool:
 def _reason(error: urllib.error.HTTPError) -> str:
     text = error.read().decode(errors="replace")
     try:
-        told = json.loads(text)
+        found = json.loads(text)
     except ValueError:
         return str(error.reason) if text.lstrip().startswith("<") else text[:500]
-    return str(told.get("reason", text)) if isinstance(told, dict) else text[:500]
+    return str(found.get("reason", text)) if isinstance(found, dict) else text[:500]
 
 
 def topic_path(topic: str) -> str:
-    """`topic://tenant/namespace/name` as the part of a path, escaped."""
+    """The escaped path of a topic `domain://tenant/namespace/name` in the REST interface."""
     domain, _, rest = topic.partition("://")
     tenant, namespace, name = rest.split("/", 2)
     names = name.rsplit("/", 1) if domain == "segment" else [name]

@@ -1,24 +1,17 @@
 """One try of one task: its rows in an attempt, counted by the segments that they are stored in.
 
-    NEW    no request was sent: a task without rows sends none, unless it takes long
-    OPEN   it has an attempt, and writes in it
-    DONE   the coordinator says that the batch was committed before: its rows are dropped
-    SETTLED, FAILED   it writes nothing more
-
 Rules:
 
-- W1 The attempt begins with the first row, or when that is long in coming (`expect_rows`): this
-  task may be the only one that keeps the group open.  The request names query and batch, so that a
-  batch that is done is not written again.
+- W1 The attempt begins with the first row, or earlier if that row is long in coming
+  (`expect_rows`): this task may be the only one that keeps the group open.  The request names query
+  and batch, so that a batch that is done is not written again.
 - W2 The report is made when every row has its receipt.  It counts a row in the segment that the
-  receipt names, so a segment that is sealed meanwhile makes no difference.  A row without receipt
-  fails the try: Spark makes another one, in another attempt.
-- W3 While it is open it extends the deadline of the group whenever half of it has gone by.  Readers
-  wait for open groups, so the first extension is logged.  If it cannot extend, the try fails.
+  receipt names, so it stays right if a segment is sealed meanwhile.  A row without receipt fails
+  the try; Spark makes another one, in another attempt.
+- W3 An open writer extends the deadline of the group whenever half of it has gone by.  Readers wait
+  for open groups, so the first extension is logged.  If an extension fails, the try fails.
 - W4 For at-least-once (no `attempts`) rows are written at once, in no group.
-- W5 At most one Arrow batch is in memory besides what the sender holds.
-
-Each step is a method of its own, so that a subclass can watch it, or do something before or after.
+- W5 At most one Arrow batch is in memory besides the rows that the sender holds.
 """
 
 import asyncio
@@ -41,13 +34,18 @@ _log: Final = logging.getLogger(__name__)
 
 
 class WriterState(enum.Enum):
-    """The states of an `AttemptWriter`; the module says what each one means."""
+    """The states of an `AttemptWriter`."""
 
     NEW = "new"
+    """It has sent no request."""
     OPEN = "open"
+    """It has an attempt, or needs none, and writes."""
     DONE = "done"
+    """The batch was committed before, by the coordinator's answer: rows are dropped."""
     SETTLED = "settled"
+    """All rows are stored and reported."""
     FAILED = "failed"
+    """It writes nothing more."""
 
 
 _S: Final = WriterState
@@ -128,7 +126,10 @@ class Sender(Protocol):
 
 
 class AttemptWriter(Generic[B]):
-    """Writes the rows of one try of one task (W1 to W5); the module has its states."""
+    """Writes the rows of one try of one task (W1 to W5).
+
+    Each step is a method, which a subclass may wrap or replace.
+    """
 
     def __init__(
         self,
@@ -148,36 +149,37 @@ class AttemptWriter(Generic[B]):
         self._open_sender = open_sender
         self._attempt: B | None = None
         self._sender: Sender | None = None
-        self._extending: asyncio.Task[None] | None = None
-        self._beginning = asyncio.Lock()
+        self._extension_task: asyncio.Task[None] | None = None
+        self._begin_lock = asyncio.Lock()
         self._failure: Exception | None = None
         """Why the attempt could not begin, raised again by later calls."""
 
     async def expect_rows(self) -> None:
-        """Begin without rows, because they are long in coming (W1).  Raises as `write`."""
+        """Begin without rows, because they are long in coming (W1).  See `write` for errors."""
         if self._attempts is not None:
-            await self._begun()
+            await self._begin_once()
 
     async def write(self, rows: Rows) -> None:
         """Write some rows.  Raises why these or earlier ones cannot be written."""
         if not rows:
             return
-        await self._begun()
+        await self._begin_once()
+        # The caller takes its next Arrow batch when the sender has these rows (W5).
         if self.state is WriterState.OPEN:
-            await self._kept_open(self.send(rows))
+            await self._run_while_open(self.send(rows))
             self.rows += len(rows)
         elif self.state is not WriterState.DONE:
-            raise _misused(self.state)
+            raise _closed_error(self.state)
 
     async def finish(self) -> TaskReport:
-        """Wait until all rows are stored; the report to the driver.  Raises why they are not."""
+        """Wait until all rows are stored; the report to the driver (W2).  Raises the failure."""
         counts: Mapping[str, RowCount] = {}
         if self._failure is not None:
             raise self._failure
         if self.state is WriterState.OPEN:
-            counts = await self._kept_open(self.settle())
+            counts = await self._run_while_open(self.settle())
         elif self.state in (WriterState.SETTLED, WriterState.FAILED):
-            raise _misused(self.state)
+            raise _closed_error(self.state)
         done = self.state is WriterState.DONE
         self._enter(WriterState.SETTLED)
         return self.report(counts, done=done)
@@ -186,9 +188,9 @@ class AttemptWriter(Generic[B]):
         """Close the attempt and its sender, in any state; give a failed attempt up."""
         if self.state not in (WriterState.SETTLED, WriterState.FAILED):
             self._enter(WriterState.FAILED)
-        if self._extending is not None:
-            self._extending.cancel()
-            await asyncio.wait((self._extending,))
+        if self._extension_task is not None:
+            self._extension_task.cancel()
+            await asyncio.wait((self._extension_task,))
         if self._sender is not None:
             await self._sender.close()
         if self._attempt is not None:
@@ -196,7 +198,7 @@ class AttemptWriter(Generic[B]):
             if self.state is WriterState.FAILED and self._attempts is not None:
                 await self._attempts.abandon(self._attempt.id)
 
-    # Its steps
+    # The steps
 
     async def begin(self) -> None:
         """Begin the attempt (W1); without `attempts` only open the sender (W4)."""
@@ -209,18 +211,18 @@ class AttemptWriter(Generic[B]):
             self._enter(WriterState.DONE)
             return
         group = self._attempt.id.group
-        self._extending = asyncio.get_running_loop().create_task(self._keep_open(group))
+        self._extension_task = asyncio.get_running_loop().create_task(self._keep_open(group))
         self._sender = await self._open_sender(self._attempt)
         self._enter(WriterState.OPEN)
 
     async def send(self, rows: Rows) -> None:
-        """Give them to the sender."""
-        assert self._sender is not None, "only who is open sends"
+        """Give the rows to the sender."""
+        assert self._sender is not None, "an open writer has a sender"
         await self._sender.send(rows)
 
     async def settle(self) -> Mapping[str, RowCount]:
         """Wait for all receipts, and count the rows (W2)."""
-        assert self._sender is not None, "only who is open settles"
+        assert self._sender is not None, "an open writer has a sender"
         counts = await self._sender.settle()
         if self._attempt is not None:
             await self._attempt.settled()
@@ -252,11 +254,11 @@ class AttemptWriter(Generic[B]):
         assert self._attempts is not None, "only attempts have groups"
         await self._attempts.extend(group, self.timeout_s)
 
-    # How it is done
+    # Helpers of the steps
 
-    async def _begun(self) -> None:
-        """Begin once, whoever asks first."""
-        async with self._beginning:
+    async def _begin_once(self) -> None:
+        """Begin, unless an earlier call has; raise the failure of that call."""
+        async with self._begin_lock:
             if self._failure is not None:
                 raise self._failure
             if self.state is not WriterState.NEW:
@@ -269,7 +271,7 @@ class AttemptWriter(Generic[B]):
                 raise
 
     async def _keep_open(self, group: TxnId) -> None:
-        """Extend the deadline (W3) until this is cancelled, or fails."""
+        """Extend the deadline until the task is cancelled or an extension fails (W3)."""
         is_logged = False
         while True:
             await asyncio.sleep(self.timeout_s / 2)
@@ -284,10 +286,10 @@ class AttemptWriter(Generic[B]):
                     self.timeout_s / 2,
                 )
 
-    async def _kept_open(self, work: Awaitable[R]) -> R:
-        """The result of the work; raises why the group cannot be kept open meanwhile."""
+    async def _run_while_open(self, work: Awaitable[R]) -> R:
+        """Await the work, and fail at once if the group cannot be kept open meanwhile (W3)."""
         doing = asyncio.ensure_future(work)
-        extending = self._extending
+        extending = self._extension_task
         try:
             if extending is not None:
                 await asyncio.wait((doing, extending), return_when=asyncio.FIRST_COMPLETED)
@@ -302,5 +304,5 @@ class AttemptWriter(Generic[B]):
         self.state = _NEXT.move(self.state, state, "The writer of an attempt")
 
 
-def _misused(state: WriterState) -> AlreadyClosed:
+def _closed_error(state: WriterState) -> AlreadyClosed:
     return AlreadyClosed(f"The writer of this attempt is {state.value}; make another one.")

@@ -1,6 +1,4 @@
-"""Avro definitions as types of Spark, and what makes their values fit.
-
-Pure.  Rules:
+"""Avro definitions as types of Spark, and the conversion of their values.  Pure.
 
 | Avro | Spark |
 |---|---|
@@ -16,12 +14,8 @@ Pure.  Rules:
 | null and one other | that one, nullable |
 | int and long; float and double; with null or not | bigint; double |
 
-- Other unions, and records that contain themselves, have no type there: `InvalidOption`.
-- Everything is nullable, as Spark makes of what it reads.
-- Logical types but decimals are taken off before values are read (`plain`): numbers are faster.
-- `Form` makes what a library has read fit for Arrow: of Avro what it gives, of JSON what Java and
-  Python write (bytes in base64, moments as numbers or in ISO 8601).  It raises `ValueError` or
-  `TypeError` for what does not fit.
+Every type is nullable, as Spark makes of all that it reads.  Other unions, and records that contain
+themselves, raise `InvalidOption`.
 """
 
 import datetime
@@ -68,7 +62,12 @@ _INT: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A type of Spark, and the functions that convert values to it; None: no conversion."""
+    """A type of Spark, and the functions that make decoded values fit for Arrow.
+
+    `of_avro` is None if values of Avro fit as they are.  `of_json` takes the JSON of Java and
+    Python: bytes in base64, moments as numbers or in ISO 8601.  The functions raise `ValueError` or
+    `TypeError` for a value that does not fit.
+    """
 
     kind: DataType
     of_avro: Fit | None
@@ -77,6 +76,7 @@ class Form:
 
 def plain(tree: Json) -> Json:
     """A definition without its logical types, except decimals."""
+    # fastavro reads plain numbers faster than dates and times.
     if isinstance(tree, list):
         return [plain(each) for each in tree]
     if not isinstance(tree, dict):
@@ -102,7 +102,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self._named: dict[str, Form | None] = {}
-        """None while it is walked through."""
+        """Forms by name; None while the fields of that record are being read."""
 
     def node(self, tree: Json) -> Form:
         if isinstance(tree, list):
@@ -264,7 +264,7 @@ def _text(value: object) -> object:
 
 
 def _json_text(value: object) -> object:
-    # What Java calls a text it may write as a number: big decimals.
+    # Java writes a text that is a big decimal as a number.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else _text(value)
 

@@ -25,7 +25,7 @@ class BatchWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Raises `InvalidOption` and `InvalidRows`."""
+        """Check the options and the columns.  Raises `InvalidOption` and `InvalidRows`."""
         self.sink = self.make_sink(SinkOptions.of(options, streaming=False), schema)
         self.nonce = new_nonce()
         # Without a `jobId` the nonce names the job, so that no other run is taken for it.
@@ -47,5 +47,5 @@ class BatchWriter(DataSourceArrowWriter):
         self.sink.commit(messages, _ONLY_BATCH)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver: abort what is open."""
+        """On the driver: abort the open group, and the transactions in the messages."""
         self.sink.abort(messages)

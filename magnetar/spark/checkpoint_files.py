@@ -40,14 +40,11 @@ class CheckpointFiles:
         self.timeout_s = timeout_s
 
     async def positions(self, batch: int) -> str:
-        """How far the sources have been read by the end of that batch.
-
-        Raises `PositionsUnreadable`.
-        """
+        """The positions of the sources at the end of a batch.  Raises `PositionsUnreadable`."""
         return positions_of(await self._in_time(f"offsets/{batch}"))
 
     async def query(self) -> str:
-        """The id of the query that it is the checkpoint of.  Raises `PositionsUnreadable`."""
+        """The id of the checkpoint's query.  Raises `PositionsUnreadable`."""
         return query_of(await self._in_time("metadata"))
 
     def text(self, name: str) -> str:
@@ -89,9 +86,9 @@ class GivenPositions:
         return self._text
 
     async def query(self) -> str:
-        """Raise `PositionsUnreadable`: tasks of a job always name it."""
+        """Raise `PositionsUnreadable`: tasks of a job always report its id."""
         raise PositionsUnreadable(
-            "No task has told which job it is of: nothing is committed. Run the job again."
+            "No task has reported its job: nothing is committed. Run the job again."
         )
 
 
@@ -108,7 +105,7 @@ def run_in_thread(name: str, work: Callable[[], T]) -> Future[T]:
             found.set_exception(error)
         except BaseException as error:
             found.set_exception(error)
-            raise  # which Python tells: nobody may wait any more
+            raise  # Python prints it: the caller may have stopped waiting.
 
     Thread(target=run, name=f"checkpoint {name}", daemon=True).start()
     return found

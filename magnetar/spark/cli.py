@@ -1,17 +1,12 @@
 """The sub-commands `magnetar pipeline ...`: jobs of Spark on topics.
 
-Rules:
-
-- Nothing of Spark is imported until a job runs.  Without it a sentence says what to install.
-- A job runs in the Spark that `--master` names; under `spark-submit` in that one
-  (`deploy/spark/jobs.py audit ...` takes the same options, and so does `python -m magnetar.spark`).
-- Mistakes that the command line alone shows are reported before Spark starts.
-- The last line of output is a sentence, whatever Spark has printed.
-- Status 0: done, and an audit found nothing; 1: it failed; 2: an audit found violations; 3: a
-  replay has not reached its end, and goes on when it is run again; 130 and 143: Ctrl-C and SIGTERM
-  have ended it (`magnetar.spark.ending`).
+`deploy/spark/jobs.py audit ...` (for spark-submit) and `python -m magnetar.spark` take the same
+options.  The exit status is 0 on success and 1 on failure; `VIOLATIONS_FOUND`, `NOT_FINISHED` and
+`magnetar.spark.ending` have the others.
 """
 
+# PySpark and its libraries are imported when a job runs: the other commands work without them, and
+# a job says what to install.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["app", "register"]
 
 VIOLATIONS_FOUND: Final = 2
+"""The exit status of an audit that found violations."""
 NOT_FINISHED: Final = 3
+"""The exit status of a replay that has not reached its end; the same command continues it."""
 EXTRA: Final = ("numpy", "obstore", "pandas", "pyarrow", "pyspark", "xxhash")
 """Libraries of the extra `magnetar[spark]`: the names that they are installed and imported by."""
 AGAIN: Final = "Run the same command again: it begins anew."
-GO_ON: Final = "What is done stays; run the same command again to go on."
+GO_ON: Final = "Finished work is kept; run the same command again to go on."
 app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
 AdminUrl = Annotated[
     str,
@@ -46,7 +43,7 @@ AdminUrl = Annotated[
 ]
 Master = Annotated[
     str | None,
-    typer.Option("--master", help="Of Spark [local[*], or what spark-submit was given]"),
+    typer.Option("--master", help="Master of Spark [local[*], or the one of spark-submit]"),
 ]
 
 
@@ -76,13 +73,13 @@ def audit(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="Keep here what was right for good; it is not read again"),
+        typer.Option("--state", help="File of segments found right, which are not read again"),
     ] = None,
     master: Master = None,
     *,
     where: Where,
 ) -> None:
-    """Hold what a topic has against its transactions, producers and queries (rules V1 to V7)."""
+    """Compare a topic's entries with its transactions, producers and queries (rules V1 to V7)."""
     name = topic_named(topic)
     with ending_on_signals("audit", AGAIN):
         from magnetar.spark.audit.audited import load, store
@@ -90,11 +87,12 @@ def audit(
         with _explain_missing_library():
             from magnetar.spark.offload.place import place_of
 
+        # Mistakes that the command line alone shows are reported before Spark starts.
         connection, rest = _connection(where), rest_of(admin_url, where)
         place = None if table is None else place_of(table)
         kept = None if state is None else load(state)
         if report is not None:
-            report.open("a").close()  # An audit may take hours: its page has a place to go.
+            report.open("a").close()  # Fails now if it cannot be written: an audit may take hours.
         with _spark(master, f"audit of {topic}") as spark:
             from magnetar.spark.audit.console import show
             from magnetar.spark.audit.job import audit as run
@@ -122,7 +120,7 @@ def replay(
     start: Annotated[
         str, typer.Option("--start", help="earliest, latest, a time, or a cut")
     ] = "earliest",
-    end: Annotated[str, typer.Option("--end", help="The same; where it ends")] = "latest",
+    end: Annotated[str, typer.Option("--end", help="The end, given as --start")] = "latest",
     row_filter: Annotated[
         str | None, typer.Option("--where", help="SQL on the source's columns: which rows")
     ] = None,
@@ -134,16 +132,16 @@ def replay(
         str, typer.Option("--decode", help="avro or json: values as the column data")
     ] = "none",
     rows_per_batch: Annotated[
-        int | None, typer.Option("--max-rows-per-trigger", min=1, help="Of one batch")
+        int | None, typer.Option("--max-rows-per-trigger", min=1, help="Rows of one batch")
     ] = None,
     rows_per_second: Annotated[
-        int | None, typer.Option("--rows-per-second", min=1, help="That are read, at most")
+        int | None, typer.Option("--rows-per-second", min=1, help="The most rows read per second")
     ] = None,
     master: Master = None,
     *,
     where: Where,
 ) -> None:
-    """Write a range of a topic into another one, exactly once; the same command goes on."""
+    """Write a range of a topic into another one, exactly once; the same command continues it."""
     names = topic_named(source), topic_named(target)
     with ending_on_signals("replay", GO_ON):
         from magnetar.spark.replay.request import Replay
@@ -172,7 +170,7 @@ def compact(
         str | None, typer.Option("--generation", help="Ends the name of the target: TARGET-NAME")
     ] = None,
     end: Annotated[
-        str, typer.Option("--end", help="latest, a time, or a cut: what comes later is not read")
+        str, typer.Option("--end", help="latest, a time, or a cut: later rows are not read")
     ] = "latest",
     tombstones: Annotated[
         str | None,
@@ -187,7 +185,7 @@ def compact(
     *,
     where: Where,
 ) -> None:
-    """Make a new topic of the last row of each key; run again, it finds what is made."""
+    """Make a new topic of the last row of each key; run again, it finds the topic."""
     names = topic_named(topic), topic_named(target)
     with ending_on_signals("compaction", AGAIN):
         from magnetar.spark.compact.request import Compaction, generation_topic, milliseconds
@@ -308,7 +306,7 @@ def _explain_missing_library() -> Iterator[None]:
 
 @contextmanager
 def _spark(master: str | None, name: str) -> "Iterator[SparkSession]":
-    """A session, which ends with the block if it was made here."""
+    """A session of Spark, which ends with the block if the block made it."""
     with _explain_missing_library():
         from magnetar.spark.spark_session import session
     from magnetar.spark.spark_failure import explain_spark_failure

@@ -1,15 +1,4 @@
-"""Rows of a segment as Arrow batches, in the very schema that Spark was told.
-
-Rules:
-
-- `BASE_SCHEMA` has every column of the source, in order; whoever declares fewer, or in another
-  order, gets those, and of a struct the fields that are declared.  Types are Spark's own
-  translation of the declared schema, so that they are equal.
-- `key` is the text of the partition key as it was sent: where the producer gave bytes, base64.
-- A value of None says that for its key there is nothing any more (a tombstone).
-- Times are milliseconds since 1970 of the sender's clock; one that Spark has no time for is null.
-- What the rows of an entry have in common is made once for each entry.
-"""
+"""Rows of a segment as Arrow batches, in the schema that Spark expects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -61,7 +50,11 @@ BASE_SCHEMA: Final = StructType(
         StructField("sequence_id", LongType(), nullable=False),
     ]
 )
-"""The columns of a source without `decode`."""
+"""The columns of a source without `decode`, in order.
+
+`key` is the text of the partition key as it was sent: base64 where the producer gave bytes.  A null
+`value` is a tombstone.  Times are of the producer's clock, null beyond the range of Spark.
+"""
 DATA: Final = "data"
 """The decoded value, a struct."""
 CORRUPT: Final = "_corrupt"
@@ -76,11 +69,15 @@ Values = Callable[[MessageColumns], Mapping[str, pa.Array]]
 
 def arrow_schema(declared: StructType) -> pa.Schema:
     """The Arrow schema that Spark expects of each batch."""
+    # Spark's own translation, so that the types are equal.
     return to_arrow_schema(declared, timezone="UTC")
 
 
 def check_schema(declared: StructType, known: StructType) -> None:
-    """Raises `InvalidOption` for columns that the source has not, or not of that type."""
+    """Check declared columns: some of the known ones, in any order, with some of their fields.
+
+    Raises `InvalidOption` for a column that is not known, or of another type.
+    """
     types = {each.name: each.dataType for each in known}
     for each in declared:
         if each.name not in types:
@@ -123,7 +120,7 @@ def record_batch(
 def _of_runs(
     columns: MessageColumns, value: Callable[[EntryRun], object], kind: pa.DataType
 ) -> pa.Array:
-    """A column of which all rows of an entry have the same value."""
+    """A column in which the rows of an entry share a value, made once for each entry."""
     counts = [run.messages for run in columns.runs]
     each = pa.array([value(run) for run in columns.runs], kind)
     if len(counts) == len(columns):
@@ -135,6 +132,7 @@ def _moments(times_ms: Sequence[int | None]) -> pa.Array:
     try:
         micros = compute.multiply_checked(pa.array(times_ms, pa.int64()), 1000)
     except (OverflowError, pa.ArrowInvalid):
+        # Spark has no time beyond 64 bits of microseconds: such a time is null.
         known = [time if time is not None and time <= _MAX_MS else None for time in times_ms]
         micros = compute.multiply_checked(pa.array(known, pa.int64()), 1000)
     return micros.view(_US)

@@ -5,13 +5,12 @@ Pure.  Rules:
 - C1 Each task of the batch has exactly one report.  None, a task without report, or two of one
   partition: refused.  So no row that Spark believes written is left out.
 - C2 All reports are of one nonce, and of one group at most: the attempts of one try of the batch.
-- C3 The winners are the attempts of the reports; whoever has rows has an attempt and counts for all
-  of them.  Other attempts of the group, of tasks that were tried again, are no winners.
-- C4 The query and the batch are those that the tasks were told, if they were, and those that the
-  checkpoint and Spark name, if they do.  Two that differ are refused.
+- C3 The winners are the attempts of the reports; a report with rows has an attempt, and counts of
+  all its rows.  Other attempts of the group, of tasks that were tried again, are no winners.
+- C4 Query and batch are those that the tasks report and those that the checkpoint and Spark name,
+  as far as these are known.  Two that differ are refused.
 - C5 A report that is `done` says that an earlier group has committed this batch, which is final:
-  nothing is committed for it again, whatever the others say.
-- A refusal comes before anything is asked of the coordinator, so the batch is open, or is aborted.
+  nothing is committed for it again, whatever the other reports say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,17 +59,19 @@ def judge(
 ) -> Decision | AlreadyDone:
     """Decide about batch `batch` from the reports of its tasks (C1 to C5).
 
-    `query` is who the checkpoint says it is of, if that is known.  Raises `CommitRefused`.
+    `query` is the one that the checkpoint names, if that is known.  Raises `CommitRefused`, before
+    any request to the coordinator, so that the batch stays open or is aborted.
     """
-    told = _each_task_once(reports)
-    nonce = _only("nonce", {report.nonce for report in told})
-    batches = {batch, *(report.batch for report in told if report.batch is not None)}
+    given = _each_task_once(reports)
+    nonce = _only("nonce", {report.nonce for report in given})  # C2
+    # C4
+    batches = {batch, *(report.batch for report in given if report.batch is not None)}
     if len(batches) > 1:
         raise CommitRefused(
-            f"Spark commits batch {batch}, its tasks were told to write batches "
+            f"Spark commits batch {batch}, its tasks were given to write batches "
             f"{sorted(batches - {batch})}: nothing is committed. Restart the query."
         )
-    queries = {name for name in (query, *(report.query for report in told)) if name is not None}
+    queries = {name for name in (query, *(report.query for report in given)) if name is not None}
     if len(queries) > 1:
         raise CommitRefused(
             f"The reports of batch {batch} are of several queries ({sorted(queries)}): nothing is "
@@ -78,37 +79,38 @@ def judge(
             "restart the query."
         )
     known = next(iter(queries), None)
-    if any(report.done for report in told):
+    # C5
+    if any(report.done for report in given):
         return AlreadyDone(nonce, known, batch)
     if known is None:
         raise CommitRefused(
-            f"Nobody has said which query batch {batch} is of: nothing is committed. Give the "
+            f"It is not known which query batch {batch} is of: nothing is committed. Give the "
             "query the option checkpointLocation."
         )
-    group, winners = _winners(told)
+    group, winners = _winners(given)
     return Decision(nonce, group, winners, known, batch)
 
 
 def _each_task_once(reports: Sequence[TaskReport | None]) -> list[TaskReport]:
-    """C1."""
-    told = [report for report in reports if report is not None]
-    if not told:
+    """The reports, if each task has exactly one (C1)."""
+    given = [report for report in reports if report is not None]
+    if not given:
         raise CommitRefused(
             "No task has reported, so there is nothing to be committed. Restart the query."
         )
-    partitions = sorted(report.partition for report in told)
+    partitions = sorted(report.partition for report in given)
     if partitions != list(range(len(reports))):
         raise CommitRefused(
             f"Of {len(reports)} tasks, those of the partitions {partitions} have reported; each "
             "has to, once. Nothing is committed: restart the query."
         )
-    return told
+    return given
 
 
-def _winners(told: Sequence[TaskReport]) -> tuple[TxnId | None, tuple[WinningAttempt, ...]]:
-    """C2, C3."""
+def _winners(given: Sequence[TaskReport]) -> tuple[TxnId | None, tuple[WinningAttempt, ...]]:
+    """The group of the reports, if any has one, and the winners (C2, C3)."""
     winners = []
-    for report in told:
+    for report in given:
         stored = sum(count.messages for count in report.counts.values())
         if stored != report.rows or (report.rows and report.attempt is None):
             raise CommitRefused(
@@ -123,7 +125,7 @@ def _winners(told: Sequence[TaskReport]) -> tuple[TxnId | None, tuple[WinningAtt
             )
         if report.attempt is not None:
             winners.append(WinningAttempt(report.attempt, dict(report.counts)))
-    groups = {report.group for report in told if report.group is not None}
+    groups = {report.group for report in given if report.group is not None}
     if len({winner.attempt for winner in winners}) < len(winners):
         raise CommitRefused(
             "Two tasks report the same attempt: nothing is committed. Restart the query, and "

@@ -1,6 +1,6 @@
 """Clients of this process, made when they are first needed.
 
-    connected(connection).run(do_something, ...)      # await do_something(client, ...)
+    process_client(connection).run(do_something, ...)      # await do_something(client, ...)
 
 Spark forks its workers and pickles readers and writers, so neither of them can own a client: a
 client is looked up by the process and the connection, and lives as long as the process does.
@@ -19,7 +19,7 @@ from magnetar.errors import AlreadyClosed, ConnectionLost
 from magnetar.spark.options import Connection
 from magnetar.sync.bridge import Bridge
 
-__all__ = ["Connected", "connected"]
+__all__ = ["ClientThread", "process_client"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -28,7 +28,7 @@ MAX_CLIENTS: Final = 16
 """Clients of one process; beyond it the least recently used one is dropped."""
 
 
-class Connected:
+class ClientThread:
     """A client on a thread of its own.  Any thread may call; the call waits for its result."""
 
     def __init__(self, connection: Connection) -> None:
@@ -60,14 +60,14 @@ class Connected:
             self._leave(reading)
 
     def close(self) -> None:
-        """Close the client.  Workers never do: the next task needs it."""
+        """Close the client.  Workers never close it: the next task needs it."""
         self._bridge.close()
 
     def _leave(self, reading: AsyncGenerator[T, None]) -> None:
         try:
             self._bridge.run(reading.aclose)
         except AlreadyClosed:
-            pass  # and the reading has ended with the client
+            pass  # The reading has ended with the client.
 
 
 async def _connect(connection: Connection) -> magnetar.Client:
@@ -94,10 +94,10 @@ async def _next_of(items: AsyncGenerator[T, None]) -> tuple[T] | None:
 
 
 @lru_cache(maxsize=MAX_CLIENTS)
-def _of_process(pid: int, connection: Connection) -> Connected:
-    return Connected(connection)
+def _of_process(pid: int, connection: Connection) -> ClientThread:
+    return ClientThread(connection)
 
 
-def connected(connection: Connection) -> Connected:
+def process_client(connection: Connection) -> ClientThread:
     """The client of this process.  Raises what `magnetar.connect` does."""
     return _of_process(os.getpid(), connection)

@@ -20,7 +20,7 @@ __all__ = [
     "ahead_of",
     "ancestors",
     "behind",
-    "entered",
+    "enter_children",
     "not_retained",
 ]
 
@@ -144,8 +144,8 @@ def not_retained(cut: Cut, layout: Layout) -> list[int]:
     return [i for i in cut.unfinished if i not in layout.segments]
 
 
-def entered(cut: Cut, layout: Layout) -> Cut:
-    """The cut with every child whose parents are all at `END`, and without parents that may leave.
+def enter_children(cut: Cut, layout: Layout) -> Cut:
+    """Add every child whose parents are all at `END` to a cut, and remove parents that may leave.
 
     Both children of a split enter at once, the child of a merge when its second parent ends.
     Partitions of a regular topic have no parents, so each enters when it is first seen.

@@ -2,16 +2,7 @@
 
     {"name":"...","pos":{"0":"END","3":[17,5,0]},"topic":"topic://...","v":1}
 
-Pure.  Rules:
-
-- Equal cuts have the same bytes, as Spark compares texts: keys are sorted (as texts), numbers are
-  whole, and `through` is left out when it is empty.  An object has its keys in that order, too, so
-  that whoever writes it again writes the same.
-- `from` has the positions at which the first batch of a query began.  Spark writes down where that
-  batch ends alone, and asks anew where a query begins when it runs the batch again; so the end says
-  it.  No cut has it, and positions are kept without.
-- Positions are an array of cuts, of all sources of a query.
-- What is no cut of ours, or of another version, is refused by `InvalidCut`.
+Pure.  Equal cuts have equal bytes.  Positions are an array of cuts, of all sources of a query.
 """
 
 import json
@@ -31,10 +22,16 @@ _END: Final = "END"
 _KEYS: Final = frozenset({"name", "pos", "topic", "v"})
 _THROUGH: Final = "through"
 FROM: Final = "from"
+"""The member with the places at which the first batch of a query began.
+
+Spark records only the end of that batch, and asks anew for its begin when it repeats the batch; so
+the end carries it.  A cut has no such member, nor have positions.
+"""
 
 
 def object_of(cut: Cut, begun: Cut | None = None) -> dict[str, Json]:
     """The offset that Spark gets; `begun` is the begin of the first batch, if it ends here."""
+    # Spark compares texts: keys are in sorted order, and an empty `through` is left out.
     first: dict[str, Json] = {} if begun is None else {FROM: _places_of(begun)}
     through: dict[str, Json] = {_THROUGH: list(cut.through)} if cut.through else {}
     places = _places_of(cut)
@@ -54,16 +51,19 @@ def text_of(cut: Cut) -> str:
 
 
 def cut_of(found: object, topic: str, name: str) -> Cut:
-    """The cut that Spark, or a user, hands back.  Raises `InvalidCut`."""
+    """The cut that Spark or a user hands back.
+
+    Raises `InvalidCut` for anything that is no cut of this topic, name and version.
+    """
     if not isinstance(found, Mapping) or not found.keys() >= _KEYS:
-        raise _refused(f"it has not the members {', '.join(sorted(_KEYS))}")
+        raise _refused(f"it lacks one of the members {', '.join(sorted(_KEYS))}")
     if found["v"] != VERSION:
         raise _refused(
             f"it is of version {found['v']!r}, this is version {VERSION}; use the release that "
             "wrote it"
         )
     if extra := sorted(found.keys() - _KEYS - {FROM, _THROUGH}):
-        raise _refused(f"it has the members {extra} beside its own")
+        raise _refused(f"it has the unknown members {extra}")
     if (found["topic"], found["name"]) != (topic, name):
         raise _refused(
             f"it is of topic {found['topic']!r} and name {found['name']!r}, this source reads "
@@ -81,7 +81,7 @@ def begun_of(found: Mapping[str, Json], cut: Cut) -> Cut | None:
 
 
 def cut_of_text(text: str, topic: str, name: str) -> Cut:
-    """As `cut_of`, of a text: a cut, or positions that have one of this topic and name."""
+    """See `cut_of`; from a text, which is a cut, or positions with one of this topic and name."""
     try:
         found: Json = json.loads(text)
     except ValueError as error:

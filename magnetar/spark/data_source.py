@@ -48,7 +48,7 @@ class Pulsar5(DataSource):
     """How values are decoded; None until it is known, and where they are not decoded."""
 
     def schema(self) -> StructType:
-        """Every column.  Raises `InvalidOption`, and why a topic's schema cannot be learned."""
+        """Every column.  Raises `InvalidOption`, and the error of fetching a topic's schema."""
         options = SourceOptions.of(Options(self.options))
         # Spark pickles this object after `schema`, so readers need not ask the broker again.
         self._definition = definition_for(options)

@@ -1,16 +1,4 @@
-"""Values of a topic's schema as the column `data`.
-
-Rules:
-
-- What `data` is, is said once, on the driver, when the query is started: by the topic's newest
-  schema, or by the option `decodeSchema`.  Batches and tasks get it from there.
-- An Avro value is read by the schema that it was written with (its version, fetched once by each
-  task), resolved to that one by Avro's rules; without a version by that one itself.  JSON has names
-  in itself and needs no version.
-- A value that cannot be read fails the task, or is null and says why in `_corrupt`.  So is one of a
-  later version that Avro cannot resolve.
-- A message without a value has no `data`.
-"""
+"""Values of a topic's schema as the column `data`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -42,7 +30,11 @@ _Row = Callable[[bytes, bytes | None], object]
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """How values are decoded; text is an Avro definition, of JSON too."""
+    """How the values of a query are decoded; `text` is an Avro definition, also for JSON.
+
+    The driver fixes it when the query starts, from the topic's newest schema or the option
+    `decodeSchema`.
+    """
 
     decoding: Decoding
     text: str
@@ -58,7 +50,7 @@ class Definition:
 
     @property
     def form(self) -> Form:
-        """Its type in Spark, and how values get there.  Raises `InvalidOption`."""
+        """Its type in Spark, and the conversion of values to it.  Raises `InvalidOption`."""
         return form_of(self.tree)
 
     def avro(self) -> Schema[dict[str, object]]:
@@ -86,21 +78,26 @@ class PlainWriters:
         self._writers = writers
 
     async def of_version(self, version: bytes) -> pb.Schema:
-        """As the other's.  Raises what that does."""
-        told = await self._writers.of_version(version)
+        """See `WriterSchemas.of_version`."""
+        schema = await self._writers.of_version(version)
         found = pb.Schema()
-        found.CopyFrom(told)
+        found.CopyFrom(schema)
         try:
-            found.schema_data = json.dumps(plain(json.loads(told.schema_data))).encode()
+            found.schema_data = json.dumps(plain(json.loads(schema.schema_data))).encode()
         except ValueError:
-            pass  # It is no definition: who reads it says so.
+            pass  # It is no definition: the Avro reader reports that.
         return found
 
 
 class ValueDecoder:
-    """Makes the columns `data` and `_corrupt`; see the module's rules.
+    """Makes the columns `data` and `_corrupt`.
 
-    `learn` is called with each version of a schema before values of it are read, once.
+    An Avro value is read by the schema of its version and resolved to the definition by Avro's
+    rules; without a version it is read by the definition.  JSON needs no version.  A value that
+    cannot be read or resolved fails the task, or is null with the reason in `_corrupt`.  `data` of
+    a message without a value is null.
+
+    `learn` is called with each version of a schema before values of it are read.
     """
 
     def __init__(
@@ -112,7 +109,7 @@ class ValueDecoder:
         learn: Callable[[bytes], None] = lambda _: None,
         fail: bool = True,
     ) -> None:
-        """`kind` is what Arrow calls the type of `data`; `avro` reads Avro, of a topic."""
+        """`kind` is the Arrow type of `data`; `avro` reads the Avro values of a topic."""
         form = definition.form
         self._kind = kind
         self._learn = learn
@@ -149,7 +146,7 @@ class ValueDecoder:
         return {DATA: data, CORRUPT: pa.array(reasons, pa.string())}
 
     def _one_by_one(self, rows: list[object], reasons: list[str | None]) -> pa.Array:
-        """Without those of which Arrow makes nothing."""
+        """Convert row by row; a row that does not fit its type becomes null."""
         for number, row in enumerate(rows):
             try:
                 pa.array([row], self._kind)

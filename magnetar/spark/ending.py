@@ -38,8 +38,8 @@ def ending_on_signals(job: str, then: str) -> Iterator[None]:
         with ending_well():
             try:
                 yield
-            except KeyboardInterrupt as told:
-                terminated = isinstance(told, Terminated)
+            except KeyboardInterrupt as interrupt:
+                terminated = isinstance(interrupt, Terminated)
                 by = "SIGTERM" if terminated else "Ctrl-C"
                 typer.echo(f"magnetar: The {job} was ended by {by}. {then}", err=True)
                 raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None

@@ -35,7 +35,7 @@ class DataLost(PipelineError):
 
 
 class InvalidRows(PipelineError, ValueError):
-    """Rows that cannot be written: a column is missing or of a wrong type, or a value cannot be."""
+    """Rows cannot be written: a column is missing or of a wrong type, or a value is not valid."""
 
 
 class CommitRefused(PipelineError):

@@ -1,4 +1,4 @@
-"""Filters that Spark offers a batch, and which of them save reading.
+"""The filters of a query that save a batch reading.
 
 Pure.  Filters of `segment_id`, `key` and `publish_time` narrow what is read; all hold together.
 Spark applies every filter again to the rows, except those of `segment_id`, which are exact.
@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from magnetar.layout import Segment
 from magnetar.protocol.key_hash import segment_hash, segment_hash_m1
 
-__all__ = ["NO_FILTERS", "Pushed", "push"]
+__all__ = ["NO_FILTERS", "PushedFilters", "push_filters"]
 
 _Comparison = EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
 _OPERATORS: Final[Mapping[type[Filter], Callable[[int, int], bool]]] = MappingProxyType(
@@ -42,8 +42,8 @@ _MS: Final = datetime.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """The filters that were taken, and which segments and entries they leave to be read."""
+class PushedFilters:
+    """The filters that were taken, and the segments and entries that they leave to be read."""
 
     segments: tuple[tuple[type[Filter], int], ...] = ()
     """Comparisons of `segment_id`, all of which hold."""
@@ -70,10 +70,10 @@ class Pushed:
         return segment.legacy or all(_may_have(segment, key) for key in self.keys)
 
 
-NO_FILTERS: Final = Pushed()
+NO_FILTERS: Final = PushedFilters()
 
 
-def push(filters: Iterable[Filter]) -> tuple[Pushed, list[Filter]]:
+def push_filters(filters: Iterable[Filter]) -> tuple[PushedFilters, list[Filter]]:
     """The filters that narrow reading, and those that Spark has to apply."""
     pushed, left = NO_FILTERS, list[Filter]()
     for each in filters:
@@ -90,7 +90,7 @@ def push(filters: Iterable[Filter]) -> tuple[Pushed, list[Filter]]:
     return pushed, left
 
 
-def _by_segment(pushed: Pushed, given: Filter) -> tuple[Pushed, bool]:
+def _by_segment(pushed: PushedFilters, given: Filter) -> tuple[PushedFilters, bool]:
     if isinstance(given, In) and all(isinstance(value, int) for value in given.value):
         among = frozenset(given.value)
         known = pushed.among
@@ -100,7 +100,7 @@ def _by_segment(pushed: Pushed, given: Filter) -> tuple[Pushed, bool]:
     return pushed, False
 
 
-def _by_time(pushed: Pushed, given: Filter) -> Pushed:
+def _by_time(pushed: PushedFilters, given: Filter) -> PushedFilters:
     if not isinstance(given, _Comparison) or not isinstance(given.value, datetime.datetime):
         return pushed
     moment = given.value
@@ -110,7 +110,7 @@ def _by_time(pushed: Pushed, given: Filter) -> Pushed:
     if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
         pushed = replace(pushed, from_ms=max(floor, pushed.from_ms or 0, 0))
     if isinstance(given, EqualTo | LessThan | LessThanOrEqual):
-        # The first moment that is surely too late: of a whole millisecond the next one.
+        # A time from which on surely no row passes.
         known = pushed.before_ms
         before = max(floor + 1, 0)
         pushed = replace(pushed, before_ms=before if known is None else min(before, known))
@@ -127,7 +127,7 @@ def _may_have(segment: Segment, key: str) -> bool:
 
 
 def _bytes_of(key: str) -> Iterator[bytes]:
-    """The bytes that producers may have hashed: the text, or what it is the base64 of."""
+    """The bytes that producers may have hashed: the text, or what it decodes to from base64."""
     yield key.encode()
     try:
         yield b64decode(key, validate=True)

@@ -18,23 +18,23 @@ class KeyGroups:
         self._key: TransactionKey | None = None
 
     async def begin(self, task: Task, timeout_s: float) -> Attempt | None:
-        """As `Attempts.begin`."""
-        key = await self._attached()
+        """See `Attempts.begin`."""
+        key = await self._attached_key()
         return await key.begin_attempt(
             task.nonce, timeout_s=timeout_s, query=task.query, batch=task.batch
         )
 
     async def extend(self, group: TxnId, timeout_s: float) -> None:
-        """As `Attempts.extend`."""
-        key = await self._attached()
+        """See `Attempts.extend`."""
+        key = await self._attached_key()
         await key.extend_group(group, timeout_s)
 
     async def abandon(self, attempt: TxnId) -> None:
         """Do nothing: the group is decided without this attempt."""
 
     async def commit(self, decision: Decision, positions: str | None) -> bool:
-        """As `Groups.commit`."""
-        key = await self._attached()
+        """See `Groups.commit`."""
+        key = await self._attached_key()
         winners = [
             Winner(
                 winner.attempt,
@@ -53,8 +53,8 @@ class KeyGroups:
         return committed.done
 
     async def abort(self) -> bool:
-        """As `Groups.abort`."""
-        key = await self._attached()
+        """See `Groups.abort`."""
+        key = await self._attached_key()
         return await key.abort_group()
 
     async def close(self) -> None:
@@ -62,9 +62,9 @@ class KeyGroups:
         if self._key is not None:
             await self._key.close()
 
-    async def _attached(self) -> TransactionKey:
+    async def _attached_key(self) -> TransactionKey:
         if self._key is None:
-            # Attached to, not opened: opening would fence the other processes of this run.
+            # Attached to, not opened (D1): opening would fence the other processes of this run.
             option = self._option
             self._key = await self._client.attach_transaction_key(option.name, option.epoch)
         return self._key

@@ -1,37 +1,28 @@
 """The messages of a transaction key in a state topic, and the state that follows from them.
 
 Where brokers have no transaction keys the state of a key is a log: messages under the key's name in
-a topic of one segment.  Pure: messages to and from JSON, their fold, and what is to be done next.
+a topic of one segment.  Pure: messages to and from JSON, their fold, and the next step.  Rules:
 
-    open    somebody opens the key; each raises the epoch (not if it expects another one)
-    state   what the opener has found: the epoch, and the last batch of each query
-    intent  a driver of that epoch is about to commit that transaction
-    record  what it commits: query, batch, positions; written in that same transaction
-    mark    nothing; what was written before it is final when it can be read
-
-Rules:
-
-- L1 What can be read in the topic is final, and so is all that stands before it: brokers show
-  nothing that stands behind an open transaction.  So whoever has read his own message knows all
-  that came before it.
-- L2 An opener reads up to his `open`, and aborts every transaction of which there is an intent
-  before it and no record.  The coordinator decides between him and its commit: if that came first
-  the record is in the topic by then, and he reads it, up to a `mark`.
-- L3 A driver writes his intent before he decides anything, reads up to it, and goes on only if
-  nobody has opened the key since he did: then he writes the record and asks for the commit.  What
-  other intents of his epoch have no record he aborts first, as in L2.
+- L1 A message that can be read is final, and so are all before it: brokers show nothing behind an
+  open transaction.  So a writer that has read its own message knows all messages before it.
+- L2 An opener reads up to its `open`, and aborts every transaction that has an intent before it and
+  no record.  The coordinator decides between that abort and a commit: if the commit came first, the
+  record is in the topic by then, and the opener reads it, up to a `mark`.
+- L3 A driver writes its intent before it decides anything, reads up to it, and goes on only if
+  nobody has opened the key since the driver's own opening: then it writes the record and asks for
+  the commit.  Transactions of other intents of its epoch without a record it aborts first (L2).
 - L4 A record that can be read was committed with the rows that are in its transaction.
-- L5 A message whose receipt was lost may stand in the topic twice, and the second time behind
-  others: no second one changes anything.
-- L6 Who goes on where he was begins with the message that he knows, and finds it there as it was.
-  Else the topic is another one, made anew, whose epochs say nothing of those that he knows.
+- L5 A message whose receipt was lost may be in the topic twice, the second time behind others: the
+  second one changes nothing.
+- L6 A reader that continues begins with the last message that it knows, and must find it unchanged.
+  Otherwise the topic was made anew, and its epochs say nothing about the known ones.
 
-So two live drivers cannot both commit a batch.  Of an `open` and an intent one stands first.  If
-it is the open, the driver reads it and commits nothing.  If it is the intent, the opener reads it
-and has its transaction aborted, or learns that it committed, and what.  Two intents of one epoch
-are told apart in the same way, by the later one.  Nothing hangs on who may write to the topic:
-what an exclusive producer has sent a broker may still store behind the first message of whoever
-has put it out, and queries with different keys would put each other out.
+So two live drivers cannot both commit a batch.  An `open` and an intent have an order.  If the open
+is first, the driver reads it and commits nothing.  If the intent is first, the opener reads it and
+has its transaction aborted, or learns what it committed.  Of two intents of one epoch, the later
+one does the same with the earlier one.  An exclusive producer would not do instead: a broker may
+store its messages behind the first one of its successor, and queries with different keys would
+fence each other.
 """
 
 import enum
@@ -51,9 +42,9 @@ __all__ = [
     "Entry",
     "EntryKind",
     "KeyState",
-    "Place",
+    "MessagePlace",
     "Verdict",
-    "Written",
+    "MessageRef",
     "digest_of",
     "entry_of",
     "text_of",
@@ -62,31 +53,36 @@ __all__ = [
 VERSION: Final = 1
 ANY_EPOCH: Final = -1
 EARLIER_QUERIES: Final = 8
-"""Queries whose last batch is remembered, beside the last query."""
+"""Number of queries whose last batch is remembered, beside the last query."""
 KNOWN_OPENERS: Final = 8
-"""Openers that are remembered: an `open` whose receipt was lost may come twice (L5)."""
+"""Number of openers that are remembered: an `open` may come twice (L5)."""
 DIGEST_BYTES: Final = 16
-Place = tuple[int, int]
+MessagePlace = tuple[int, int]
 """Ledger and entry of a message."""
-NOWHERE: Final[Place] = (-1, -1)
+NOWHERE: Final[MessagePlace] = (-1, -1)
 
 
 class EntryKind(enum.StrEnum):
-    """The kinds of messages in a key's log; the module says what each one means."""
+    """The kinds of messages in a key's log."""
 
     OPEN = "open"
+    """Opens the key, which raises the epoch, unless the opener expects another epoch."""
     STATE = "state"
+    """The state that an opener found: the epoch, and the last batch of each query."""
     INTENT = "intent"
+    """A driver of an epoch is about to commit a transaction."""
     RECORD = "record"
+    """Query, batch and positions of a commit, written in its transaction."""
     MARK = "mark"
+    """Nothing; when it can be read, all messages before it are final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One message.
 
-    `nonce` is its writer's.  `epoch` of an `open` is the one that it expects.  `batches` are the
-    last one of each query, the latest query last; `openers` the last ones, their writer last.
+    `nonce` names its writer.  `epoch` of an `open` is the one that it expects.  `batches` has the
+    last batch of each query, the latest query last; `openers` the nonces of the last openers.
     """
 
     kind: EntryKind
@@ -99,10 +95,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class MessageRef:
     """A message of the topic: its place, and the digest of its value (L6)."""
 
-    place: Place
+    place: MessagePlace
     digest: str
 
     def __str__(self) -> str:
@@ -110,8 +106,8 @@ class Written:
         return f"{self.place[0]}:{self.place[1]}:{self.digest}"
 
     @classmethod
-    def parse(cls, text: str) -> "Written":
-        """Raises `ValueError`."""
+    def parse(cls, text: str) -> "MessageRef":
+        """Read it from its text.  Raises `ValueError`."""
         ledger, entry, digest = text.split(":")
         if not (ledger.isdecimal() and entry.isdecimal() and len(digest) == 2 * DIGEST_BYTES):
             raise ValueError(f"{text!r} is no place of a message")
@@ -122,15 +118,15 @@ class Verdict(enum.Enum):
     """The next step for a batch whose intent can be read (L3)."""
 
     WRITE = enum.auto()
-    """The record, and the commit."""
+    """Write the record and commit."""
     DONE = enum.auto()
-    """It was committed before: abort."""
+    """The batch was committed before: abort."""
     DIFFERS = enum.auto()
-    """Its number was, with other positions: abort, and say so."""
+    """A batch of its number was committed with other positions: abort and raise."""
     FENCED = enum.auto()
-    """Somebody has opened the key since: abort, and say so."""
+    """The key was opened since: abort and raise."""
     UNKNOWN = enum.auto()
-    """The topic has lost what the driver has opened: abort, and say so."""
+    """The topic has lost the epoch of the driver: abort and raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +187,7 @@ class KeyState:
         )
 
     def _after_open(self, entry: Entry) -> "KeyState":
-        again = entry.nonce in self.openers
+        again = entry.nonce in self.openers  # L5
         if again or entry.epoch not in (ANY_EPOCH, self.epoch):
             return self
         openers = (*self.openers, entry.nonce)[-KNOWN_OPENERS:]
@@ -206,7 +202,7 @@ class KeyState:
 
     def _after_record(self, record: GroupRecord, txn: TxnId) -> "KeyState":
         pending = _without(self.pending, txn)
-        if record.batch <= self.batches.get(record.query, -1):
+        if record.batch <= self.batches.get(record.query, -1):  # L5
             return replace(self, pending=pending)
         batches = {q: n for q, n in self.batches.items() if q != record.query}
         batches = dict(list(batches.items())[-EARLIER_QUERIES:]) | {record.query: record.batch}
@@ -219,14 +215,14 @@ def _without(pending: Iterable[TxnId], txn: TxnId) -> tuple[TxnId, ...]:
 
 def text_of(entry: Entry) -> str:
     """The JSON of an entry; equal entries have equal texts."""
-    told: dict[str, object] = {
+    document: dict[str, object] = {
         "v": VERSION,
         "kind": entry.kind.value,
         "nonce": entry.nonce,
         "epoch": entry.epoch,
     }
     if entry.txn is not None:
-        told["txn"] = str(entry.txn)
+        document["txn"] = str(entry.txn)
     if entry.last is not None:
         last = entry.last
         record: dict[str, object] = {"query": last.query, "batch": last.batch}
@@ -234,28 +230,28 @@ def text_of(entry: Entry) -> str:
             record["positions"] = last.positions
         if last.group is not None:
             record["txn"] = str(last.group)
-        told["last"] = record
+        document["last"] = record
     if entry.openers:
-        told["openers"] = list(entry.openers)
+        document["openers"] = list(entry.openers)
     if entry.batches:
-        told["batches"] = [[query, batch] for query, batch in entry.batches.items()]
-    return json.dumps(told, sort_keys=True, separators=(",", ":"))
+        document["batches"] = [[query, batch] for query, batch in entry.batches.items()]
+    return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
 
 def entry_of(text: bytes) -> Entry:
     """Read the entry of a message's value.  Raises `StateUnreadable`."""
     try:
-        told = json.loads(text)
-        if told["v"] != VERSION:
-            raise ValueError(f"it is of version {told['v']}")
+        document = json.loads(text)
+        if document["v"] != VERSION:
+            raise ValueError(f"it is of version {document['v']}")
         return Entry(
-            EntryKind(told["kind"]),
-            str(told["nonce"]),
-            int(told["epoch"]),
-            TxnId.parse(told["txn"]) if "txn" in told else None,
-            _record_of(told["last"]) if "last" in told else None,
-            {str(query): int(batch) for query, batch in told.get("batches", ())},
-            tuple(map(str, told.get("openers", ()))),
+            EntryKind(document["kind"]),
+            str(document["nonce"]),
+            int(document["epoch"]),
+            TxnId.parse(document["txn"]) if "txn" in document else None,
+            _record_of(document["last"]) if "last" in document else None,
+            {str(query): int(batch) for query, batch in document.get("batches", ())},
+            tuple(map(str, document.get("openers", ()))),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateUnreadable(
@@ -266,15 +262,15 @@ def entry_of(text: bytes) -> Entry:
 
 
 def digest_of(value: bytes) -> str:
-    """The digest that identifies a message; each message has the nonce of its writer."""
+    """The digest that identifies a message (L6); each message has the nonce of its writer."""
     return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def _record_of(told: Mapping[str, object]) -> GroupRecord:
-    positions = told.get("positions")
+def _record_of(document: Mapping[str, object]) -> GroupRecord:
+    positions = document.get("positions")
     return GroupRecord(
-        str(told["query"]),
-        int(str(told["batch"])),
+        str(document["query"]),
+        int(str(document["batch"])),
         None if positions is None else str(positions),
-        TxnId.parse(str(told["txn"])) if "txn" in told else None,
+        TxnId.parse(str(document["txn"])) if "txn" in document else None,
     )

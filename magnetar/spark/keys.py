@@ -3,9 +3,9 @@
     key = magnetar.spark.open_key("pulsar://host:6650", "orders-to-bills")
     query = df.writeStream.format("pulsar5").options(**key.options)...start()
 
-Open the key before every start of the query.  That fences whoever had it before: the open groups of
-an earlier driver are aborted, and its later requests are refused.  The processes of this run use
-the epoch that was given here; none of them opens the key again.
+Open the key before every start of the query.  That fences an earlier driver: its open groups are
+aborted, and its later requests are refused.  The processes of this run use the epoch that was given
+here; none of them opens the key again.
 
 Brokers that have no transaction keys (Apache Pulsar 5) keep them in a topic, `state_topic`.
 """
@@ -34,7 +34,7 @@ class OpenedKey:
     name: str
     epoch: int
     last: GroupRecord | None
-    """The last batch that was committed under the key: of which query, and its positions."""
+    """The last batch that was committed under the key, with its query and positions."""
     state: StateOption | None = None
     """The state topic of the key, if brokers do not have keys."""
 
@@ -64,13 +64,13 @@ def open_key(
 ) -> OpenedKey:
     """Open the key `name`; `settings` are those of `magnetar.connect`.
 
-    `epoch` is the last one known, if the key must not have been opened by anybody since; -1 takes
-    it over from whoever has it.  `state_topic` keeps the key, whatever the brokers have; without it
-    brokers that have no keys keep it in `DEFAULT_STATE_TOPIC`.
+    `epoch` is the epoch that the key must still have; -1 opens it whatever epoch it has.  The key
+    is kept in `state_topic` if that is given, else by brokers that have keys, else in
+    `DEFAULT_STATE_TOPIC`.
 
-    Raises `TransactionKeyFenced` where somebody has opened it since, `NotSupported` where there are
-    no transactions, `StateUnreadable` for a state topic that cannot be, and what `magnetar.connect`
-    raises.
+    Raises `TransactionKeyFenced` if the key was opened since `epoch`, `NotSupported` where brokers
+    have no transactions, `StateUnreadable` for a state topic that cannot be used, and what
+    `magnetar.connect` raises.
     """
     if state_topic is None:
         try:

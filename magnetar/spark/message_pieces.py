@@ -1,4 +1,4 @@
-"""Pieces (chunks) of messages, buffered until the last one of their message has come.  Pure."""
+"""Pieces (chunks) of messages, buffered until the last piece of their message arrives.  Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,9 +8,9 @@ from magnetar.reads import Piece
 __all__ = ["PIECES_KEPT", "PIECE_BYTES_KEPT", "OpenMessages"]
 
 PIECES_KEPT: Final = 4096
-"""Pieces of all messages that are not whole yet."""
+"""The most buffered pieces."""
 PIECE_BYTES_KEPT: Final = 64 * 1024 * 1024
-"""Bytes of these pieces and their metadata: as many as a range of an audit has."""
+"""The most bytes of buffered pieces and their metadata: as many as a range of an audit has."""
 
 
 class OpenMessages:
@@ -30,8 +30,8 @@ class OpenMessages:
     def take(self, piece: Piece) -> Sequence[Piece] | None:
         """Take the next piece of the segment; None if it is not the last one of its message.
 
-        For a last piece, the pieces of the message.  They are fewer than the message has, or none,
-        if its first one was not taken or the message was dropped.
+        After the last piece it returns the pieces of the message: fewer than all, or none, if the
+        first one was not taken or the message was dropped.
         """
         # A first piece that comes again begins its message anew.
         if piece.number == 0:

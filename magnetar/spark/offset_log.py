@@ -1,15 +1,7 @@
 """The offset log in Spark's checkpoint: how far our sources were read by the end of a batch.
 
-Pure.  Rules:
-
-- `<checkpoint>/offsets/<N>` is durable before batch N runs.  Version 1: a line `v1`, a line of
-  metadata in JSON, then a line for each source, `-` where a source has no offset.  Version 2: the
-  same with `<id of the source>:` before each.
-- An offset of ours is a JSON object with `v`, `topic`, `name` and `pos`; others are not looked at.
-- The positions of a batch are the offsets of all our sources, in one canonical JSON array in order
-  of topic and name.  Two sources of the same topic and name, or none at all, is an error: nobody
-  could tell where to go on.
-- `<checkpoint>/metadata` names the query, which is the same for as long as the checkpoint is.
+Pure.  `<checkpoint>/offsets/<N>` is durable before batch N runs, and `<checkpoint>/metadata` names
+the query for as long as the checkpoint exists.
 """
 
 import json
@@ -21,15 +13,19 @@ from magnetar.spark.errors import PositionsUnreadable
 __all__ = ["positions_of", "query_of"]
 
 _VOID: Final = "-"
+"""The offset of a source that has none."""
 _TAGS: Final = frozenset({"v", "topic", "name", "pos"})
 _VERSIONS: Final = ("v1", "v2")
 
 
 def positions_of(text: str) -> str:
-    """The positions at the end of the batch whose entry of the offset log this is.
+    """The positions at the end of a batch, from the text of its entry in the offset log.
 
-    Raises `PositionsUnreadable`.
+    They are the offsets of all our sources, as one canonical JSON array in order of topic and name.
+    Raises `PositionsUnreadable`, also for no source of ours or two of the same topic and name.
     """
+    # Version 1: `v1`, a line of metadata in JSON, then a line for each source.  Version 2: the same
+    # with `<id of the source>:` before each offset.
     lines = text.split("\n")
     version = lines[0].strip() if lines else ""
     if version not in _VERSIONS or len(lines) < 2:
@@ -61,7 +57,7 @@ def positions_of(text: str) -> str:
 
 
 def query_of(text: str) -> str:
-    """The query whose checkpoint has this `metadata`.  Raises `PositionsUnreadable`."""
+    """The id of the query, from the text of `metadata`.  Raises `PositionsUnreadable`."""
     try:
         query = json.loads(text)["id"]
     except (ValueError, KeyError, TypeError) as error:
@@ -79,5 +75,5 @@ def _ours(offset: str) -> dict[str, object] | None:
     try:
         found = json.loads(offset)
     except ValueError:
-        return None  # Of a source whose offsets are no JSON.
+        return None  # An offset of another kind of source need not be JSON.
     return found if isinstance(found, dict) and found.keys() >= _TAGS else None

@@ -58,7 +58,7 @@ _FLAGS: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": Fal
 class Options:
     """The options that a user gave to one source or sink, with methods that convert them.
 
-    Names ignore case.  Methods raise `InvalidOption` with the name, the text and what it may be.
+    Names ignore case.  Methods raise `InvalidOption` with the name, the text and the valid ones.
     """
 
     __slots__ = ("_given",)
@@ -88,7 +88,7 @@ class Options:
         return None if value is None else (str(value).strip() or None)
 
     def required(self, name: str, example: str) -> str:
-        """As `text`, and raises `InvalidOption` if it is missing or empty."""
+        """See `text`; raises `InvalidOption` if the option is missing or empty."""
         value = self.text(name)
         if value is None:
             raise InvalidOption(f"The option {name} is missing; give it, for example {example}.")

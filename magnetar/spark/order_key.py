@@ -1,9 +1,9 @@
 """The column `order_key`: bytes that sort as rows of one key were written.
 
 Pure.  28 bytes, big-endian: segment, ledger, entry, index in the batch.  Ids of segments rise along
-every path of the DAG, and are never used again, so no depth is needed, which would change as
-retention takes parents away.  The index is 0 of what is no batch.  A message in pieces lies where
-its last piece does.
+every path of the DAG, and are never used again.  So the key needs no depth, which would change as
+retention deletes parents.  The index is 0 in an entry without a batch.  A message in pieces has the
+key of its last piece.
 """
 
 from collections.abc import Sequence

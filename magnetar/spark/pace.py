@@ -5,7 +5,7 @@ from typing import Final
 __all__ = ["Pace"]
 
 BATCH_S: Final = 5
-"""A batch has the rows of so many seconds, where nothing else bounds it."""
+"""A batch that nothing else bounds has the rows of this many seconds."""
 
 
 class Pace:

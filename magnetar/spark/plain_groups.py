@@ -7,11 +7,12 @@ Rules:
 - P2 Each try of the task is a transaction of its own, begun by the task and ended by the driver.  A
   try that fails aborts it.  An orphaned one (its process died, or Spark has chosen another try) is
   aborted by the coordinator at its deadline, which cannot be extended: readers wait for it.
-- P3 The driver commits it with the key's record in it, as `key_log.py` says.  A batch is done if
-  the log says so, and only then.
-- P4 The commit is sent again while its answer may be lost.  Where the answer does not tell the
+- P3 The driver commits the transaction with the key's record in it, as `key_log.py` says.  A batch
+  is done if the log says so, and only then.
+- P4 The commit is sent again while its answer may be lost.  If the answer does not tell the
   outcome, the log does: either the record can be read, or a message after it without the record.
-- P5 An abort aborts the transactions that the tasks have reported, and succeeds if they have ended.
+- P5 An abort tries to abort the transactions that the tasks have reported; the deadline ends those
+  that it cannot abort.
 """
 
 import os
@@ -39,7 +40,7 @@ EMPTY_BATCH_S: Final = 60.0
 
 
 def too_many_tasks(tasks: int) -> CommitRefused:
-    """The refusal of a batch of several tasks, which cannot be exactly-once here (P1)."""
+    """The error for a batch of several tasks, which cannot be exactly-once here (P1)."""
     return CommitRefused(
         f"The batch is written by {tasks} tasks, and these brokers have no groups of transactions: "
         "one task alone can write exactly once. Write a frame.coalesce(1), or say that rows may "
@@ -58,7 +59,7 @@ class PlainGroups:
         known: ReadSoFar,
         reported: Sequence[TxnId] = (),
     ) -> None:
-        """`known`: what was read of the key's log; `reported`: transactions that tasks name."""
+        """`known`: the part of the key's log that was read; `reported`: transactions of tasks."""
         self._client = client
         self._key = key
         self._state = state
@@ -67,7 +68,8 @@ class PlainGroups:
         self._reported = reported
 
     async def begin(self, task: Task, timeout_s: float) -> AttachedTransaction:
-        """As `Attempts.begin`.  Raises `CommitRefused`."""
+        """Begin a transaction (P2).  Raises `CommitRefused` in any task but the first one."""
+        # Partitions count from 0: a second task learns here that it is one too many (P1).
         if task.partition:
             raise too_many_tasks(task.partition + 1)
         txn = await self._client.begin_transaction(timeout_s=timeout_s)
@@ -77,11 +79,11 @@ class PlainGroups:
         """Do nothing: the deadline of a plain transaction cannot be extended."""
 
     async def abandon(self, attempt: TxnId) -> None:
-        """As `Attempts.abandon`."""
+        """Abort the transaction of a failed try (P2).  Raises nothing."""
         await abort_quietly(self._client, attempt)
 
     async def commit(self, decision: Decision, positions: str | None) -> bool:
-        """As `Groups.commit`; also raises `StateUnreadable` and `OperationTimedOut`."""
+        """See `Groups.commit`; also raises `StateUnreadable` and `OperationTimedOut`."""
         if len(decision.winners) > 1:
             raise too_many_tasks(len(decision.winners))
         txn = next((winner.attempt for winner in decision.winners), None)
@@ -102,7 +104,7 @@ class PlainGroups:
             raise
 
     async def abort(self) -> bool:
-        """As `Groups.abort`."""
+        """Abort the reported transactions (P5); whether any was aborted."""
         return any([await abort_quietly(self._client, txn) for txn in self._reported])
 
     async def close(self) -> None:
@@ -112,6 +114,7 @@ class PlainGroups:
         self, log: KeyLog, txn: TxnId, decision: Decision, positions: str | None
     ) -> bool:
         epoch, query, batch = self._key.epoch, decision.query, decision.batch
+        # The intent first, then the state up to it decides (L3, P3).
         intent = Entry(EntryKind.INTENT, self._nonce, epoch, txn)
         state = await log.read_up_to(await log.append(intent), own=txn)
         match state.verdict(epoch, query, batch, positions):
@@ -121,6 +124,7 @@ class PlainGroups:
             case Verdict.WRITE:
                 record = GroupRecord(query, batch, positions, txn)
                 async with self._client.attach_transaction(txn) as attached:
+                    # In the transaction of the rows: it is committed with them or not at all (L4).
                     entry = Entry(EntryKind.RECORD, self._nonce, epoch, txn, record)
                     await log.record(entry, attached)
                     await attached.settled()
@@ -138,7 +142,7 @@ class PlainGroups:
             if log.has_recorded(txn):
                 return
             if state.epoch > self._key.epoch:
-                raise _fenced(self._key.name, self._key.epoch, state.epoch) from error
+                raise _fenced_error(self._key.name, self._key.epoch, state.epoch) from error
             raise InvalidTransactionStatus(
                 f"Transaction {txn} was not committed ({error}) Its time was up, or somebody "
                 "has aborted it: start the query again."
@@ -149,17 +153,17 @@ class PlainGroups:
     ) -> MagnetarError | StateUnreadable:
         name, epoch = self._key.name, self._key.epoch
         if verdict is Verdict.FENCED:
-            return _fenced(name, epoch, state.epoch)
+            return _fenced_error(name, epoch, state.epoch)
         if verdict is Verdict.DIFFERS:
             return InvalidTransactionStatus(
                 f"Batch {batch} of query {query!r} was committed under key {name!r} with other "
                 "positions: this one is of a checkpoint that lost its last batch, or was put "
-                "back. Begin with a new checkpoint, at the positions that the key tells."
+                "back. Begin with a new checkpoint, at the positions that the key has."
             )
         return StateUnreadable(
             f"The state topic {self._state.topic} knows epoch {state.epoch} of key {name!r}, this "
-            f"query has {epoch}: what was written there is lost. Open the key again, and look "
-            "what the target topic has."
+            f"query has {epoch}: messages of the state topic are lost. Check which batches the "
+            "target topic has, and open the key again."
         )
 
 
@@ -171,9 +175,10 @@ async def open_state(
     nonce: str,
     known: ReadSoFar | None = None,
 ) -> tuple[KeyState, StateOption]:
-    """Open a key in a state topic (L2): what was found, with the new epoch, and where.
+    """Open a key in a state topic (L2): its state with the new epoch, and the option for sinks.
 
-    `expected` is the epoch that it must have had, or -1; `known` is what of its log is known.
+    `expected` is the epoch that the key must have had, or -1; `known` is the part of its log that
+    was read before.
     Raises `TransactionKeyFenced`, `StateUnreadable`, `NotSupported` where there are no
     transactions, `InvalidArgument` for a name that cannot be, and `OperationTimedOut`.
     """
@@ -190,15 +195,15 @@ async def open_state(
         at = await log.append(Entry(EntryKind.OPEN, nonce, expected))
         state = await log.read_up_to(at)
         if state.opener != nonce:
-            raise _fenced(name, expected, state.epoch)
+            raise _fenced_error(name, expected, state.epoch)
         start = await log.append(state.state_entry(nonce))
         last = await log.read_up_to(start)
         if last.opener != nonce:
-            raise _fenced(name, state.epoch, last.epoch)
+            raise _fenced_error(name, state.epoch, last.epoch)
         return last, StateOption(topic, start)
 
 
-def _fenced(name: str, epoch: int, newest: int) -> TransactionKeyFenced:
+def _fenced_error(name: str, epoch: int, newest: int) -> TransactionKeyFenced:
     return TransactionKeyFenced(
         f"Transaction key {name!r} has another epoch than {epoch}: {newest}. Stop this process, "
         "or open the key anew."

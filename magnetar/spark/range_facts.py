@@ -1,19 +1,7 @@
-"""The facts that a scan collects of one range of a segment, as far as the rules need them.
+"""The facts that a scan collects of one range of a segment, for audits and offloads.
 
-Pure.  Rules:
-
-- A range's facts do not grow with its rows: they are by transaction and by producer, with a bounded
-  number of places where something is odd.
-- Facts of adjacent ranges are put together in their order (`joined`), which gives those of both.
-- Rows are counted under the visibility that the broker told for their entry.  A message in pieces
-  counts where its last piece lies.
-- What is encrypted is counted by its metadata, which is not: entries, and of transactions messages.
-- A producer's messages come in order of its sequence ids, unless it began anew, which shows by a
-  later publish time (`Stamp.may_follow`).  Entries of several batches that were open at once may
-  interleave, and clocks may go back, so what breaks this order is no violation yet: its rows are
-  looked at one by one (`suspect`).
-- A suspect is who has a message that goes back, in time or within a time (`Stamp.rises_from`).
-  Where all rise no stamp comes twice, so whoever has a message there twice is one.
+Pure.  They are by transaction and by producer, with a bounded number of places where something is
+wrong, so they do not grow with the rows of the range.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,11 +17,12 @@ __all__ = [
     "SeenTransaction",
     "Stamp",
     "Tally",
-    "joined",
+    "join_ranges",
 ]
 
 _HASHES: Final = 1 << 64
 HOLES_KEPT: Final = 100
+"""The most holes of a range, and the most damaged entries, that are kept."""
 PLAIN: Final = ""
 """The transaction name of rows that are in no transaction."""
 
@@ -60,12 +49,14 @@ class Stamp(NamedTuple):
 
     def may_follow(self, before: "Stamp") -> bool:
         """Whether it may come after that one in a segment."""
+        # Sequence ids rise, unless the producer began anew, which a later publish time shows.
         return (
             self.sequence_id > before.sequence_id or self.publish_time_ms > before.publish_time_ms
         )
 
     def rises_from(self, before: "Stamp") -> bool:
         """Whether it may follow that one, and is no copy of one before that."""
+        # If all stamps rise, none comes twice: a producer with a copy is always a suspect.
         return self.publish_time_ms >= before.publish_time_ms and self.may_follow(before)
 
 
@@ -88,7 +79,10 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SeenTransaction:
-    """Rows of one transaction (PLAIN: of none) in one segment, by visibility."""
+    """Rows of one transaction (PLAIN: of none) in one segment, by the visibility of their entry.
+
+    A message in pieces counts where its last piece lies.
+    """
 
     segment_id: int
     txn: str
@@ -100,7 +94,7 @@ class SeenTransaction:
     incomplete: int = 0
     """Messages in pieces that were not counted, as their first pieces lie in another range."""
     encrypted: int = 0
-    """Messages in entries that were not counted, as nobody without the keys can open them."""
+    """Messages in entries that need keys to be opened; their metadata, in clear, counts them."""
 
     @property
     def all(self) -> Tally:
@@ -130,7 +124,8 @@ class SeenTransaction:
 class SeenProducer:
     """Messages of one producer in one segment.
 
-    `suspect`: the first place where one came after another that it need not follow.
+    `suspect`: the first place where a stamp does not rise from the one before.  That alone is no
+    violation: batches that were open at once may interleave, and clocks may go back.
     """
 
     segment_id: int
@@ -162,20 +157,20 @@ class SeenRange:
     incomplete: int = 0
     """Messages in pieces of which only the last ones lie in a range."""
     encrypted: int = 0
-    """Entries that nobody without their keys can open."""
+    """Encrypted entries, which were not opened."""
     hidden: int = 0
     """Rows that consumers do not get."""
 
 
-def joined(ranges: Sequence[SeenRange]) -> SeenRange:
+def join_ranges(ranges: Sequence[SeenRange]) -> SeenRange:
     """The facts of adjacent ranges of one segment, given in order, as those of one range."""
     whole = ranges[0]
     for after in ranges[1:]:
-        whole = _joined(whole, after)
+        whole = _join(whole, after)
     return whole
 
 
-def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
+def _join(before: SeenRange, after: SeenRange) -> SeenRange:
     assert before.segment_id == after.segment_id, "ranges of one segment only"
     assert before.end <= after.start, f"{after.start} comes before {before.end}"
     return SeenRange(
@@ -185,9 +180,9 @@ def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
         before.entries + after.entries,
         before.rows + after.rows,
         before.bytes + after.bytes,
-        _merged(before.transactions, after.transactions),
-        _in_order(before.producers, after.producers, after.start),
-        *_ledgers(before, after),
+        _merge_transactions(before.transactions, after.transactions),
+        _merge_producers(before.producers, after.producers, after.start),
+        *_merge_ledgers(before, after),
         (*before.damaged, *after.damaged)[:HOLES_KEPT],
         before.incomplete + after.incomplete,
         before.encrypted + after.encrypted,
@@ -195,7 +190,7 @@ def _joined(before: SeenRange, after: SeenRange) -> SeenRange:
     )
 
 
-def _merged(
+def _merge_transactions(
     before: Mapping[str, SeenTransaction], after: Mapping[str, SeenTransaction]
 ) -> dict[str, SeenTransaction]:
     found = dict(before)
@@ -205,7 +200,7 @@ def _merged(
     return found
 
 
-def _in_order(
+def _merge_producers(
     before: Mapping[str, SeenProducer], after: Mapping[str, SeenProducer], boundary: Position
 ) -> dict[str, SeenProducer]:
     found = dict(before)
@@ -223,7 +218,7 @@ def _in_order(
     return found
 
 
-def _ledgers(
+def _merge_ledgers(
     before: SeenRange, after: SeenRange
 ) -> tuple[Mapping[int, tuple[int, int]], tuple[Hole, ...]]:
     holes = [*before.holes, *after.holes]
@@ -242,9 +237,10 @@ def _ledgers(
 def missing_of(
     seen: SeenRange, entries_of: Mapping[int, int], earliest: Position
 ) -> Iterable[Hole]:
-    """Holes, and what is missing at the ends of ledgers that should have so many entries.
+    """The holes of a range, with the entries that are missing at the ends of its ledgers.
 
-    `earliest`: what lies before it is not retained.
+    `entries_of` is the number of entries of each ended ledger.  Entries before `earliest` are not
+    retained.
     """
     yield from seen.holes
     for ledger_id, entries in sorted(entries_of.items()):

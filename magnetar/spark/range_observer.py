@@ -1,4 +1,4 @@
-"""Reduces the entries of a range, as they are read, to the facts in `seen`.  Pure."""
+"""Reduces the entries of a range, as they are read, to facts (`range_facts`).  Pure."""
 
 from collections.abc import Iterable
 from operator import lt
@@ -37,8 +37,8 @@ __all__ = ["Observer"]
 class Observer:
     """Takes the raw entries of one range, in order and each once, hidden ones included.
 
-    A message in pieces (`pieces`) whose first ones lie before the range, or were dropped, is no row
-    of the range: its transaction counts it as `incomplete`.
+    A message in pieces whose first pieces lie before the range, or were dropped, is no row of the
+    range: its transaction counts it as `incomplete`.
     """
 
     def __init__(self, segment_id: int, start: Position, end: Position) -> None:

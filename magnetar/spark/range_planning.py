@@ -1,22 +1,23 @@
-"""From a cut to the next one: how much of which segment a batch reads.
+"""From a cut to the next one: the range of each segment that a batch reads.
 
 Pure, apart from the answers of `Reading`.  Rules:
 
-- P1 A segment is read up to the lowest of its max read position, the batch's budget and a frozen
-  limit.  A sealed segment that is read to its last entry goes to `END`; then `entered` adds its
-  children.
-- P2 A budget of rows or bytes is shared by the backlogs of the segments, at least one entry each,
-  so that none starves; entries are never cut, so a batch may be larger by an entry of each segment.
+- P1 A segment is read up to the lowest of its max read position, the batch's budget and a limit
+  (`current_limits`).  A sealed segment that is read to its last entry goes to `END`; then
+  `enter_children` adds its children.
+- P2 A budget of rows or bytes is shared in proportion to the backlogs of the segments, at least one
+  entry each, so that none starves.  Entries are never split, so a batch may be larger by an entry
+  of each segment.
 - P3 `Ordering.KEY`: a batch never crosses an edge of the DAG, for its tasks run side by side.  The
   exception is a parent that was drained before the batch, or is drained without a row.  With
   `chain` a child with one parent is read after it, by the same task.  `Ordering.NONE` crosses every
   edge.
-- P4 A segment is planned once in a step, a child with what its ancestors have left of the budget.
+- P4 A segment is planned once in a step; a child gets the budget that its ancestors have left.
 - P5 `window_ms`: nothing is read that was published more than `window_ms` after the first unread
   entry of the slowest segment.  The slowest segment always moves.  A time beyond the largest bound
   limits nothing.
-- P6 A segment with nothing to read keeps its place to the letter, so that a step without progress
-  returns the very cut that it began with.  Skipping entries that are not retained is progress.
+- P6 A segment with nothing to read keeps its exact place, so that a step without progress returns
+  the cut that it began with.  Skipping entries that are not retained is progress.
 """
 
 import enum
@@ -28,7 +29,16 @@ from typing import Final
 from magnetar.layout import Layout, Segment
 from magnetar.protocol.ids import LONG_MAX, Position
 from magnetar.reads.plan import RangePlan
-from magnetar.spark.cut import BEGINNING, END, Cut, Place, ancestors, behind, entered, not_retained
+from magnetar.spark.cut import (
+    BEGINNING,
+    END,
+    Cut,
+    Place,
+    ancestors,
+    behind,
+    enter_children,
+    not_retained,
+)
 from magnetar.spark.errors import DataLost
 from magnetar.spark.reading import Reading
 
@@ -39,7 +49,7 @@ __all__ = [
     "Limits",
     "Ordering",
     "Planner",
-    "frozen",
+    "current_limits",
     "is_over",
     "limits_of",
     "lower",
@@ -48,7 +58,7 @@ __all__ = [
 ]
 
 Limits = Mapping[int, Place]
-"""How far segments may be read, by id; one that is not named is not read at all."""
+"""The places up to which segments may be read, by id; a segment without one is not read."""
 
 
 class Ordering(enum.Enum):
@@ -85,14 +95,14 @@ class Budget:
 
 
 def shares(total: int, backlogs: Sequence[int | None]) -> list[int]:
-    """Divide `total` in proportion to backlogs, at least 1 each; evenly if one is not known."""
+    """Divide `total` in proportion to backlogs, at least 1 each; evenly if one is unknown (P2)."""
     known = [backlog for backlog in backlogs if backlog is not None]
     weights = (
         [max(each, 1) for each in known] if len(known) == len(backlogs) else [1] * len(backlogs)
     )
     whole = sum(weights)
     found = [max(total * weight // whole, 1) for weight in weights]
-    # What rounding has left goes to the largest backlogs.
+    # The remainder of rounding goes to the largest backlogs.
     by_weight = sorted(range(len(weights)), key=lambda i: -weights[i])
     for i in by_weight[: max(total - sum(found), 0)]:
         found[i] += 1
@@ -161,6 +171,7 @@ class Planner:
         """
         self.planned_rows = 0
         step = _Step(self._skip_pruned(start, layout), budget)
+        # A segment is planned once: `moved` excludes it from later rounds (P4).
         self._advance_without_reading(step, layout, limits)
         while not step.budget.is_spent and self._plan_round(step, layout, limits):
             self._advance_without_reading(step, layout, limits)
@@ -181,22 +192,23 @@ class Planner:
         _log.warning("%s is not retained any more; gaps so far: %d", what, self.gaps)
         if self._fail_on_data_loss:
             raise DataLost(
-                f"What is next to be read is gone: {what} is not retained any more. Keep data for "
-                "longer than readers may stand still; to go on with what is there, set the option "
-                "failOnDataLoss to false."
+                f"The next entries to read are gone: {what} is not retained any more. Keep data "
+                "for longer than readers may stand still; to go on with the entries that are left, "
+                "set the option failOnDataLoss to false."
             )
 
     def _advance_without_reading(self, step: _Step, layout: Layout, limits: Limits | None) -> None:
-        """Finish and enter segments until that needs reading."""
+        """Finish segments, and enter their children, as far as that needs no reading (P1)."""
         while True:
-            step.cut = entered(step.cut, layout)
+            step.cut = enter_children(step.cut, layout)
             unknown = [i for i in step.cut.unfinished if i not in step.plans]
             for segment_id in unknown:
                 plan = self._backlog_of(step.cut, segment_id, layout, limits)
                 if plan is None:
                     continue
                 step.plans[segment_id] = plan
-                if plan.lost:  # skipped, and so that nobody hears of it with every plan
+                if plan.lost:
+                    # Skipped, so that the next plan does not report the gap again.
                     first = max(plan.start, plan.earliest)
                     step.cut = step.cut.moved(segment_id, Place.at(first))
                 if is_over(plan, layout.segments[segment_id], plan.start):
@@ -255,7 +267,7 @@ class Planner:
     def _first_publish_time_ms(
         self, segment_id: int, step: _Step, layout: Layout, limits: Limits | None
     ) -> int | None:
-        """When its first unread entry was published, in ms; None if it has none."""
+        """The publish time of its first unread entry, in ms; None if it has none (P5)."""
         # A range of one byte has one entry: the time that a plan gives is the lowest of its range.
         limit = END if limits is None else limits[segment_id]
         topic, place = layout.segments[segment_id].topic, step.cut.pos[segment_id]
@@ -302,7 +314,7 @@ class Planner:
 
 
 def limits_of(end: Cut, layout: Layout) -> dict[int, Place]:
-    """How far every segment may be read if reading ends at a cut."""
+    """The limits of reading that ends at a cut."""
     return {**dict.fromkeys(behind(end, layout), END), **end.pos}
 
 
@@ -313,8 +325,8 @@ def lower(limits: Limits | None, other: Limits | None) -> Limits | None:
     return {i: min(limits[i], other[i]) for i in limits.keys() & other.keys()}
 
 
-def frozen(reading: Reading, layout: Layout) -> dict[int, Place]:
-    """How far every segment may be read now, as limits that later data does not move."""
+def current_limits(reading: Reading, layout: Layout) -> dict[int, Place]:
+    """The places up to which segments may be read now, as limits that later data does not move."""
     limits: dict[int, Place] = {}
     for segment_id, segment in layout.segments.items():
         plan = reading.plan(segment.topic, None)

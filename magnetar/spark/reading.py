@@ -28,7 +28,7 @@ class Reading(Protocol):
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
-        """As `magnetar.Client.plan_range`."""
+        """See `magnetar.Client.plan_range`."""
 
     def entries(
         self, segment_topic: str, start: Position, end: Position

@@ -30,7 +30,7 @@ def row_ids(columns: MessageColumns, segment_id: int) -> pa.Array:
         indexes = columns.batch_indexes[row : row + run.messages]
         row += run.messages
         if len(indexes) <= _ALONE or indexes[-1] >= _SHORT * _SHORT:
-            each = [_encoded(run, index, segment_id) for index in indexes]
+            each = [_encode(run, index, segment_id) for index in indexes]
             data += each
             sizes += map(len, each)
             continue
@@ -46,7 +46,7 @@ def row_ids(columns: MessageColumns, segment_id: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
-def _encoded(run: EntryRun, index: int, segment_id: int) -> bytes:
+def _encode(run: EntryRun, index: int, segment_id: int) -> bytes:
     where = EntryId(run.ledger_id, run.entry_id, index, run.batch_size, -1, run.first_piece)
     return MessageId(where, segment_id).to_bytes()
 
@@ -56,8 +56,8 @@ def _copies(run: EntryRun, indexes: Sequence[int], segment_id: int) -> np.ndarra
     is_long = indexes[0] >= _SHORT
     # Two ids that differ in the index alone differ where it is.
     low, high = (_SHORT, 2 * _SHORT) if is_long else (0, 1)
-    model = np.frombuffer(_encoded(run, low, segment_id), "u1")
-    other = np.frombuffer(_encoded(run, high, segment_id), "u1")
+    model = np.frombuffer(_encode(run, low, segment_id), "u1")
+    other = np.frombuffer(_encode(run, high, segment_id), "u1")
     (at,) = np.flatnonzero(model != other)
     copies = np.tile(model, (len(indexes), 1))
     numbers = np.array(indexes, "u2")

@@ -37,9 +37,9 @@ class RowSender:
         """Sums of row hashes, by segment."""
 
     async def send(self, rows: Rows) -> None:
-        """As `Sender.send`."""
+        """See `Sender.send`."""
         receipts = await self._producer.send_many(
-            # What has no value is sent as None, whatever the producer's type of values is.
+            # A message without value is None, whatever the producer's type of values is.
             cast("Sequence[bytes]", rows.values),
             keys=rows.keys,
             properties=rows.properties,
@@ -51,7 +51,7 @@ class RowSender:
             await self._count()
 
     async def settle(self) -> Mapping[str, RowCount]:
-        """As `Sender.settle`."""
+        """See `Sender.settle`."""
         while self._sent:
             await self._count()
         if not self._messages:
@@ -63,15 +63,16 @@ class RowSender:
         }
 
     async def close(self) -> None:
-        """As `Sender.close`."""
+        """See `Sender.close`."""
         await self._producer.close()
         for receipts, _ in self._sent:
             if receipts.outcome.done():
-                receipts.outcome.exception()  # seen: the attempt has failed, and says why
+                # Retrieved, so that asyncio does not log it: the attempt has failed and says why.
+                receipts.outcome.exception()
 
     async def _count(self) -> None:
         """Wait for the oldest rows to be stored, and count them.  Raises why they are not."""
-        # By receipt: a segment that is sealed meanwhile sends rows on to its children.
+        # By receipt (W2): rows for a segment that is sealed meanwhile go to its children.
         receipts, hashes = self._sent[0]
         await receipts.stored()
         self._sent.popleft()

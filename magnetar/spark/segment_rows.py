@@ -24,16 +24,16 @@ __all__ = ["RowLimits", "SegmentRows"]
 _log: Final = logging.getLogger(__name__)
 
 LOOK_BACK_MS: Final = 600_000
-"""How much earlier the first piece may be, from clients that stamp each piece with its own time."""
+"""The most time between the pieces of a message, if a client stamps each with its own time."""
 MAX_OPEN_BYTES: Final = 256 * 1024 * 1024
-"""Bytes of incomplete messages, beside the one that grows; beyond it the oldest are dropped."""
+"""The most bytes of incomplete messages; beyond it the oldest but the growing one are dropped."""
 MAX_WITHOUT_BEGINNING: Final = 1000
-"""Messages remembered as lacking their first pieces; a forgotten one is searched for again."""
+"""The most messages remembered as lacking their first pieces; others are searched for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """The size at which rows are handed out; the last entry may go beyond it."""
+    """The size at which columns are yielded; their last entry may go beyond it."""
 
     rows: int = 16_384
     bytes: int = 16 * 1024 * 1024
@@ -162,7 +162,7 @@ class SegmentRows:
     def _look_back(self, piece: Piece, since_ms: int) -> list[Piece]:
         """Read the pieces of the same message that were published since then, in order."""
         topic, end = self._range.topic, Position(piece.ledger_id, piece.entry_id)
-        from_ms = min(max(since_ms, 0), LONG_MAX)  # producers may say what is later than any bound
+        from_ms = min(max(since_ms, 0), LONG_MAX)  # A producer's time may be beyond any bound.
         try:
             plan = self._reading.plan(
                 topic, None, end=end, max_messages=1, from_publish_time_ms=from_ms
@@ -190,7 +190,7 @@ class SegmentRows:
         topic = self._range.topic
         plan = self._reading.plan(topic, start, end=end, max_messages=1)
         needed = min(end, plan.raw_end) if self._range.end == END else end
-        # Stock brokers know no end of a segment of which retention has taken everything.
+        # Apache Pulsar gives no end of a segment of which retention has deleted everything.
         lost, hidden = bool(plan.lost), EARLIEST < plan.horizon < needed
         lost = lost or plan.horizon == EARLIEST < needed
         what = f"A part of segment {self._range.segment_id} from {self._range.start} on"

@@ -1,4 +1,4 @@
-"""The part that stream and batch writers share: from Spark's calls to an attempt and a decision.
+"""The common part of stream and batch writers: from Spark's calls to an attempt and a decision.
 
 Spark makes a writer on the driver, pickles it for the tasks, and makes other objects to commit and
 to abort.  So a writer keeps nothing from one call to the next: only the messages of its tasks reach
@@ -21,7 +21,7 @@ import magnetar
 from magnetar.errors import MagnetarError
 from magnetar.spark.attempt_writer import AttemptWriter, Sender, Task
 from magnetar.spark.checkpoint_files import CheckpointFiles, GivenPositions
-from magnetar.spark.connecting import Connected, connected
+from magnetar.spark.connecting import ClientThread, process_client
 from magnetar.spark.key_groups import KeyGroups
 from magnetar.spark.options import Connection
 from magnetar.spark.plain_groups import PlainGroups, too_many_tasks
@@ -72,13 +72,13 @@ class Sink:
     """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        """Raises `InvalidRows`."""
+        """Find the columns to write.  Raises `InvalidRows`."""
         self.options = options
         self.columns = RowColumns.of(
             [(field.name, field.dataType.simpleString()) for field in schema.fields]
         )
 
-    # What a subclass may replace
+    # Parts, which a subclass may replace
 
     def groups(
         self, client: magnetar.Client, reported: Sequence[magnetar.TxnId] = ()
@@ -115,7 +115,7 @@ class Sink:
             chunking=options.chunking,
             send_timeout_s=options.connection.operation_timeout_ms / 1000,
         )
-        # By the name that was given: brokers tell that of a regular topic as if it were scalable.
+        # By the given name: brokers return the layout of a regular topic under a scalable name.
         return RowSender(producer, attempt, partial(client.layout, options.topic))
 
     def driver(self, groups: AnyGroups) -> SinkDriver:
@@ -136,7 +136,7 @@ class Sink:
             return None
         return CheckpointFiles(location, connection.operation_timeout_ms / 1000)
 
-    # What Spark's calls amount to
+    # Calls of Spark
 
     def write(self, task: Task, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         """Write the rows of a task.  Raises why they are not all stored."""
@@ -152,14 +152,15 @@ class Sink:
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], batch: int
     ) -> BatchOutcome | None:
-        """Decide a batch; None where there is nothing to be decided.  Raises as `SinkDriver`."""
+        """Decide a batch; None for at-least-once.  Raises the errors of `SinkDriver.commit`."""
         if self.options.key is None:
             return None
         reports = _reports_of(messages)
+        # Plain transactions cannot be committed together (P1 of `plain_groups`).
         if self.options.state is not None and len(reports) > 1:
             self.abort(messages)
             raise too_many_tasks(len(reports))
-        return self._decided(lambda driver: driver.commit(reports, batch), messages)
+        return self._run_driver(lambda driver: driver.commit(reports, batch), messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None] = ()) -> bool:
         """Abort the open group, or the transactions in the messages; whether there was one.
@@ -169,17 +170,17 @@ class Sink:
         if self.options.key is None:
             return False
         try:
-            return self._decided(lambda driver: driver.abort(), messages)
+            return self._run_driver(lambda driver: driver.abort(), messages)
         except MagnetarError as error:
             _log.warning(
-                "What a failed batch has left open is not aborted (%s); that is done when the key "
-                "%s is opened, or by its deadline.",
+                "The open transactions of a failed batch could not be aborted (%s): the next "
+                "opening of the key %s aborts them, or their deadline does.",
                 error,
                 self.options.key.name,
             )
             return False
 
-    def _decided(
+    def _run_driver(
         self,
         work: Callable[[SinkDriver], Awaitable[T]],
         messages: Sequence[WriterCommitMessage | None],
@@ -189,13 +190,13 @@ class Sink:
 
         async def decided(client: magnetar.Client) -> T:
             groups = self.groups(client, attempts)
-            assert groups is not None, "only with a key something is decided"
+            assert groups is not None, "the callers have checked that there is a key"
             try:
                 return await work(self.driver(groups))
             finally:
                 await groups.close()
 
-        return connected(self.options.connection).run(decided)
+        return process_client(self.options.connection).run(decided)
 
 
 def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport | None]:
@@ -203,20 +204,20 @@ def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRepo
 
 
 class _TaskWriter:
-    """The writing of one task; its writer runs on the client's thread.
+    """Runs the `AttemptWriter` of one task on the client's thread.
 
-    The writer is made for the first row.  If that is long in coming, a timer makes it earlier, so
-    that the group of the batch is kept open while its last task computes its rows.
+    The writer is made for the first row.  If that is long in coming, a timer makes it earlier (W1),
+    so that the group of the batch is kept open while its last task computes its rows.
     """
 
     def __init__(self, sink: Sink, task: Task) -> None:
         self._sink = sink
         self._task = task
         self._columns = sink.columns
-        self._connected: Connected | None = None
+        self._client_thread: ClientThread | None = None
         self._groups: AnyGroups | None = None
         self._made: AttemptWriter[magnetar.AttachedTransaction] | None = None
-        self._making = threading.Lock()
+        self._make_lock = threading.Lock()
         self._timer = threading.Timer(sink.options.timeout_s / PATIENCE, self._expect_rows)
         self._timer.daemon = True
         if sink.options.key is not None:
@@ -258,9 +259,9 @@ class _TaskWriter:
 
     def _writer(self) -> AttemptWriter[magnetar.AttachedTransaction]:
         """The writer, made by the first caller."""
-        with self._making:
+        with self._make_lock:
             if self._made is None:
-                self._connected = connected(self._sink.options.connection)
+                self._client_thread = process_client(self._sink.options.connection)
                 self._made = self._run(self._make)
             return self._made
 
@@ -286,5 +287,5 @@ class _TaskWriter:
             self._timer.join()
 
     def _run(self, work: Callable[[magnetar.Client], Awaitable[T]]) -> T:
-        assert self._connected is not None, "only who is connected has something to do"
-        return self._connected.run(work)
+        assert self._client_thread is not None, "the writer is made after connecting"
+        return self._client_thread.run(work)

@@ -3,21 +3,18 @@
 Rules:
 
 - D1 The key was opened before the query was started (`magnetar.spark.open_key`), which aborted
-  whatever an earlier driver had open.  This driver uses the epoch that it was given, and does not
+  the open groups of an earlier driver.  This driver uses the epoch that it was given, and does not
   raise it.
 - D2 One COMMIT_GROUP decides a batch.  It carries winners, query, batch and positions.  It is sent
   again, under the same nonce, as long as its answer may have been lost.
-- D3 Every other error is raised: a group that was aborted or has timed out is never taken for one
-  that was committed before.  Only the coordinator's answer `done`, for this query and batch, says
-  that.
+- D3 Every other error is raised: a group that was aborted or has timed out never counts as one that
+  was committed before.  Only the coordinator's answer `done`, for this query and batch, says so.
 - D4 Positions are read before any request, so a batch is never committed without them.
 - D5 An abort aborts every open group of this epoch.  After a commit, or under a fenced epoch, it
   does nothing.
 - D6 A task that learned that its batch is done has dropped its rows.  Where positions are kept, the
   coordinator is asked all the same: only it knows whether that was this batch, or another one under
   the same number, planned anew after the checkpoint had lost it.  The latter is refused.
-
-Each step is a method of its own, so that a subclass can watch it, or do something before or after.
 """
 
 import enum
@@ -45,11 +42,11 @@ class Groups(Protocol):
     """The driver's requests to the coordinator, under a key and an epoch."""
 
     async def commit(self, decision: Decision, positions: str | None) -> bool:
-        """COMMIT_GROUP.  Whether the batch was done before."""
+        """Send COMMIT_GROUP; whether the batch was done before."""
         ...
 
     async def abort(self) -> bool:
-        """ABORT_GROUP.  Whether something was open."""
+        """Send ABORT_GROUP; whether a group was open."""
         ...
 
 
@@ -57,34 +54,38 @@ class Checkpoint(Protocol):
     """The checkpoint of the query."""
 
     async def positions(self, batch: int) -> str:
-        """How far the sources have been read by the end of that batch."""
+        """The positions of the sources at the end of a batch."""
         ...
 
     async def query(self) -> str:
-        """The id of the query that it is the checkpoint of."""
+        """The id of the checkpoint's query."""
         ...
 
 
 class SinkDriver:
-    """Commits or aborts one batch (D1 to D6); each call of Spark makes its own."""
+    """Commits or aborts one batch (D1 to D6); each call of Spark makes its own.
+
+    Each step is a method, which a subclass may wrap or replace.
+    """
 
     def __init__(
         self, groups: Groups, checkpoint: Checkpoint | None, *, track_positions: bool = False
     ) -> None:
-        """Without a `checkpoint` no positions can be tracked."""
-        assert checkpoint is not None or not track_positions, "there is nothing to be read"
+        """Make the driver; tracking positions needs a `checkpoint`."""
+        assert checkpoint is not None or not track_positions, "positions need a checkpoint"
         self._groups = groups
         self._checkpoint = checkpoint
         self._track_positions = track_positions
 
     async def commit(self, reports: Sequence[TaskReport | None], batch: int) -> BatchOutcome:
-        """Decide the batch that has these reports, one of each task.
+        """Decide a batch by the reports of its tasks, one of each task.
 
         Raises `CommitRefused` and `PositionsUnreadable` before any request, `TransactionKeyFenced`,
         `InvalidTransactionStatus` when the group was aborted or the batch was committed with other
         positions, and `OperationTimedOut` when its outcome is not known.
         """
         verdict = judge(reports, batch, await self._query(reports))
+        # Before any request (D4).
         positions = await self.read_positions(batch)
         if isinstance(verdict, AlreadyDone):
             return await self._done_before(verdict, positions)
@@ -99,6 +100,7 @@ class SinkDriver:
 
     async def decide(self, decision: Decision, positions: str | None) -> bool:
         """Send the decision (D2); whether the batch was done before."""
+        # No error means done: only the coordinator's answer does (D3).
         return await self._groups.commit(decision, positions)
 
     async def abort(self) -> bool:
@@ -106,7 +108,7 @@ class SinkDriver:
         try:
             return await self._groups.abort()
         except TransactionKeyFenced:
-            return False  # Whoever opened the key since has aborted it.
+            return False  # The key was opened since, which aborted the group.
 
     async def _done_before(self, found: AlreadyDone, positions: str | None) -> BatchOutcome:
         """Confirm that a batch which tasks learned to be done is this one (D6)."""
@@ -117,7 +119,7 @@ class SinkDriver:
             again = Decision(found.nonce, None, (), found.query, found.batch)
             if not await self.decide(again, positions):
                 raise CommitRefused(
-                    f"Batch {found.batch} of query {found.query!r} was told as done to its tasks, "
+                    f"Batch {found.batch} of query {found.query!r} was done when its tasks began, "
                     "and is not known any more: too many other queries have the key. Give each "
                     "query a key of its own, and begin with a new checkpoint."
                 )

@@ -1,8 +1,4 @@
-"""Options of the sink, and the sentences that say what is missing.
-
-Pure.  Rules: exactly-once needs a transaction key that was opened for this run of the query, before
-its start: `txnKey` and `txnEpoch` say which.  Whoever wants less says so: `delivery=at-least-once`.
-"""
+"""Options of the sink, checked when it is made; docs/spark.md has them as a table.  Pure."""
 
 import enum
 from collections.abc import Mapping
@@ -11,7 +7,7 @@ from typing import Final
 
 from magnetar import CompressionType
 from magnetar.spark.errors import InvalidOption
-from magnetar.spark.key_log import Written
+from magnetar.spark.key_log import MessageRef
 from magnetar.spark.options import CONNECTION_OPTIONS, Connection, Options
 
 __all__ = ["SINK_OPTIONS", "Delivery", "SinkOptions", "StateOption", "TransactionKeyOption"]
@@ -33,7 +29,7 @@ SINK_OPTIONS: Final = (
     "checkpointLocation",
     "queryName",
 )
-"""Also what Spark itself gives to sinks."""
+"""The options of a sink, with those that Spark itself gives to sinks."""
 DEFAULT_TIMEOUT_MS: Final = 60_000
 
 
@@ -58,7 +54,7 @@ class Compression(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionKeyOption:
-    """Under which key and epoch the query writes."""
+    """The transaction key, and the epoch with which it was opened for this run of the query."""
 
     name: str
     epoch: int
@@ -69,7 +65,7 @@ class StateOption:
     """The state topic of a key that brokers do not have, and the message to read from."""
 
     topic: str
-    start: Written
+    start: MessageRef
     """The `state` message of the opener."""
 
     @property
@@ -101,7 +97,7 @@ class SinkOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, streaming: bool) -> "SinkOptions":
-        """Raises `InvalidOption`."""
+        """Check and convert the options of Spark.  Raises `InvalidOption`."""
         options = Options(given)
         options.refuse_unknown(SINK_OPTIONS)
         delivery = options.choice("delivery", Delivery, Delivery.EXACTLY_ONCE)
@@ -130,7 +126,7 @@ class SinkOptions:
             raise InvalidOption(
                 "trackPositions keeps how far a streaming query has read in the transaction of "
                 "its batches: it needs delivery=exactly-once and the option checkpointLocation of "
-                "this query (one for the whole session is not told to sinks)."
+                "this query (Spark does not give sinks that of the session)."
             )
         if streaming and self.job is not None:
             raise InvalidOption(
@@ -163,9 +159,9 @@ def _state(options: Options) -> StateOption | None:
         return None
     try:
         if topic is not None:
-            return StateOption(topic, Written.parse(start or ""))
+            return StateOption(topic, MessageRef.parse(start or ""))
     except ValueError:
-        pass  # said below
+        pass  # reported below
     raise InvalidOption(
         f"The options stateTopic ({topic}) and stateFrom ({start}) say where a transaction key "
         "is kept: give both as `magnetar.spark.open_key(...).options` has them, or none."

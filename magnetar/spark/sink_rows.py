@@ -1,10 +1,4 @@
-"""Rows to be written, from Arrow to what a producer takes.
-
-Pure.  Rules: `value` is required, binary or string, and null is a message without value; `key` is
-string or binary (bytes travel as base64), `properties` map<string,string>, `event_time` timestamp.
-Each of these may be left out or null.  Other columns are not looked at; one of these names that has
-another type is refused before anything is written.
-"""
+"""Rows to be written, from Arrow to what a producer takes.  Pure."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -48,7 +42,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """The indexes of the columns of a batch; -1: the column is missing."""
+    """The indexes of the columns of a batch; -1: the column is missing.
+
+    `value` is required, and null is a message without value.  `key`, `properties` and `event_time`
+    may be missing or null.  Other columns are ignored.
+    """
 
     value: int
     key: int
@@ -58,7 +56,10 @@ class RowColumns:
 
     @classmethod
     def of(cls, schema: Sequence[tuple[str, str]]) -> "RowColumns":
-        """Find the columns in names and Spark's types, given in order.  Raises `InvalidRows`."""
+        """Find the columns in names and Spark's types, given in order.
+
+        Raises `InvalidRows` if `value` is missing, or a column has another type than its name has.
+        """
         places: dict[str, int] = {}
         for place, (given, type_name) in enumerate(schema):
             name = given.lower()
@@ -93,6 +94,7 @@ class RowColumns:
         if keys is None:
             hashes = [row_hash(None, value) for value in values]
         else:
+            # The hash is of the key as it is stored: clients send bytes as base64.
             encode = b64encode if self.bytes_keys else str.encode
             stored = (None if key is None else encode(key) for key in keys)
             hashes = list(map(row_hash, stored, values))

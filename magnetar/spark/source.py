@@ -1,4 +1,4 @@
-"""The part that stream and batch readers share: from a task to the rows of its ranges.
+"""The common part of stream and batch readers: from a task to the rows of its ranges.
 
 Spark makes readers on the driver and pickles them for the tasks.  A task knows only its reader and
 its `ReadTask`.
@@ -24,7 +24,7 @@ from magnetar.spark.columns import (
     check_schema,
     record_batch,
 )
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.decode import Definition, PlainWriters, ValueDecoder, definition_of
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.segment_rows import SegmentRows
@@ -43,7 +43,7 @@ class ReadTask(InputPartition):
 
 
 def definition_for(options: SourceOptions) -> Definition | None:
-    """Find out how values are decoded; asks the broker unless the options say it.
+    """How the values are decoded; asks the broker unless the options say it.
 
     Raises `InvalidOption`, and what a request may raise.
     """
@@ -56,7 +56,7 @@ def definition_for(options: SourceOptions) -> Definition | None:
         return await SchemaReader(client.context, options.topic).newest()
 
     try:
-        schema = connected(options.connection).run(newest)
+        schema = process_client(options.connection).run(newest)
     except TopicNotFound as error:
         raise InvalidOption(
             f"The topic {options.topic} has no schema to decode by; give its Avro definition as "
@@ -109,7 +109,7 @@ class Source:
                 yield record_batch(columns, each.segment_id, schema, values)
 
     def decoder(self, schema: pa.Schema) -> ValueDecoder | None:
-        """Make the decoder of values; None if `schema` has no column that comes of them."""
+        """Make the decoder of values; None if `schema` has no decoded column."""
         definition = self._definition
         if definition is None or not {DATA, CORRUPT} & set(schema.names):
             return None
@@ -117,7 +117,7 @@ class Source:
         kind = (schema if DATA in schema.names else whole).field(DATA).type
         if definition.decoding is not Decoding.AVRO:
             return ValueDecoder(definition, kind, fail=not self.options.corrupt_column)
-        client = connected(self.options.connection)
+        client = process_client(self.options.connection)
 
         async def made(core: magnetar.Client) -> Schema[dict[str, object]]:
             writers = SchemaReader(core.context, self.options.topic)

@@ -1,4 +1,4 @@
-"""From Spark's account of a failure to the sentence that is in it.
+"""The error of ours in Spark's report of a failure.
 
 Spark puts the traces of several processes around an error of ours.  Our errors are recognised by
 their module; the last one named is the cause nearest to the work.
@@ -25,7 +25,7 @@ _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 
 
 class JobFailed(PipelineError):
-    """Spark gave a job up; what was not committed is not seen."""
+    """Spark gave a job up; rows that were not committed are not visible."""
 
 
 def sentence_in(text: str) -> str:
@@ -59,8 +59,8 @@ def explain_spark_failure() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         if isinstance(error, PySparkException) and error.getCondition() == _NO_JAVA:
             raise JobFailed(
-                "Spark has not started, and has said why above. It needs Java 17 or newer, as java "
-                "on the path or in JAVA_HOME; --master is like local[4] or spark://host:7077."
+                "Spark has not started; its own message is above. It needs Java 17 or newer, as "
+                "java on the path or in JAVA_HOME; --master is like local[4] or spark://host:7077."
             ) from error
         raise JobFailed(
             f"The job has failed: {sentence_in(str(error))} Run the same command again."

@@ -56,5 +56,5 @@ def session(master: str | None, name: str) -> Iterator[SparkSession]:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """The bridge to the JVM logs requests that were broken off, by the root of all loggers."""
+    """Whether a record is not of Py4J, which logs interrupted requests by the root logger."""
     return record.module != "java_gateway"

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from magnetar.layout import Layout
-from magnetar.spark.cut import BEGINNING, END, Cut, Place, entered
+from magnetar.spark.cut import BEGINNING, END, Cut, Place, enter_children
 from magnetar.spark.cut_json import cut_of_text
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.range_planning import Budget, Ordering, Planner, is_over
@@ -26,7 +26,7 @@ class BoundKind(enum.Enum):
     EARLIEST = enum.auto()
     """The first retained entry of each path through the DAG."""
     LATEST = enum.auto()
-    """As a start the max read positions of the active segments; as an end those of all segments."""
+    """The max read positions: as a start of the active segments, as an end of all segments."""
     TIME = enum.auto()
     """The first entry of each path that was published then or later, by its producer's clock."""
     CUT = enum.auto()
@@ -96,8 +96,8 @@ def end_cut(bound: Bound, reading: Reading, layout: Layout, start: Cut) -> Cut:
 
 
 def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) -> Cut:
-    """On every path the first entry from that time on; None: the first that is retained."""
-    cut, seen = entered(nowhere, layout), set[int]()
+    """The cut of the first entry of each path from a time on; None: the first retained one."""
+    cut, seen = enter_children(nowhere, layout), set[int]()
     while unseen := [i for i in cut.unfinished if i not in seen]:
         seen.update(unseen)
         for segment_id in unseen:
@@ -107,8 +107,8 @@ def _first(time_ms: int | None, reading: Reading, layout: Layout, nowhere: Cut) 
                 from_publish_time_ms=time_ms,
                 max_messages=1,
             )
-            # A segment without such an entry goes to its end, so that its children are looked at.
+            # A segment without such an entry goes to its end, so that its children are planned.
             over = is_over(plan, layout.segments[segment_id], plan.start)
             cut = cut.moved(segment_id, END if over else Place.at(plan.start))
-        cut = entered(cut, layout)
+        cut = enter_children(cut, layout)
     return cut

@@ -1,6 +1,6 @@
-"""A transaction key's log in its state topic: written to, and read up to what was written.
+"""A transaction key's log in its state topic: it is written, and read up to a written message.
 
-The rules L1 to L6 are those of `key_log.py`.  The state topic is a scalable topic with one segment:
+`key_log.py` has the rules L1 to L6.  The state topic is a scalable topic with one segment:
 Apache Pulsar 5.0.0-M1 does not show what transactions of its scalable coordinators wrote to other
 topics, and between several segments messages have no order.
 """
@@ -27,8 +27,8 @@ from magnetar.spark.key_log import (
     Entry,
     EntryKind,
     KeyState,
-    Place,
-    Written,
+    MessagePlace,
+    MessageRef,
     digest_of,
     entry_of,
     text_of,
@@ -46,12 +46,15 @@ __all__ = [
 
 DEFAULT_STATE_TOPIC: Final = "topic://public/default/pulsar5-spark-state"
 KEEPER: Final = "pulsar5-spark-state"
-"""A subscription that nobody reads from: it keeps brokers from deleting messages of the topic."""
+"""A subscription without consumers: it keeps brokers from deleting messages of the topic."""
 READ_S: Final = 180.0
-"""How long a reader waits without any message: it may wait for a transaction of another key, whose
-deadline is 60 s, and Apache Pulsar 5.0.0-M1 checks deadlines every 60 s."""
+"""How long a reader waits without any message.
+
+It may wait for a transaction of another key, whose deadline is 60 s, and Apache Pulsar 5.0.0-M1
+checks deadlines every 60 s.
+"""
 _OF_ANOTHER_ROLE: Final = "neither the owner"
-"""In a refusal these words say that the role is wrong; the transaction may still be open."""
+"""Words of the error for a wrong role, after which the transaction may still be open."""
 _POLL_S: Final = 0.2
 _BATCH: Final = 1000
 APPEND_TRIES: Final = 10
@@ -60,11 +63,11 @@ APPEND_TRIES: Final = 10
 
 @dataclass(slots=True)
 class ReadSoFar:
-    """What was read of a key's log; the next reader of the same process goes on from it."""
+    """The part of a key's log that was read; the next reader of the process continues from it."""
 
-    begin: Written | None = None
+    begin: MessageRef | None = None
     """The message with which reading goes on; None: the first of the topic."""
-    place: Place = NOWHERE
+    place: MessagePlace = NOWHERE
     """The place of the last message that is in `state`."""
     state: KeyState = field(default_factory=KeyState)
     settled: set[TxnId] = field(default_factory=set)
@@ -114,8 +117,8 @@ class KeyLog:
     ) -> AsyncIterator["KeyLog"]:
         """Open the log of a key, to be read from the last known message on.
 
-        `entitled` says whether this one may abort the transactions of others, as nobody has opened
-        the key since.  Raises `StateUnreadable`.
+        `entitled` decides by the state whether the caller may abort the transactions of others: not
+        if the key was opened since.  Raises `StateUnreadable`.
         """
         try:
             # Without batching each message is an entry, and has a place of its own.
@@ -137,19 +140,20 @@ class KeyLog:
             start = Checkpoint.EARLIEST
             if known.begin is not None:
                 ledger, entry = known.begin.place
-                start = Checkpoint.of({0: EntryId(ledger, entry - 1)})  # it is read from behind it
+                # Reading begins behind a checkpoint, so with the known message (L6).
+                start = Checkpoint.of({0: EntryId(ledger, entry - 1)})
             async with client.checkpoint_consumer(topic, start=start) as reader:
                 yield cls(client, key, nonce, entitled, known, producer, reader)
 
-    async def append(self, entry: Entry) -> Written:
+    async def append(self, entry: Entry) -> MessageRef:
         """Write a message; its place and digest.  Raises `OperationTimedOut`."""
         value = text_of(entry).encode()
         for _ in range(APPEND_TRIES):
             sent = await self._producer.send(value, key=self._key)
             if sent.entry.key > NOWHERE:
-                return Written(sent.entry.key, digest_of(value))
+                return MessageRef(sent.entry.key, digest_of(value))
         raise OperationTimedOut(
-            f"Brokers did not tell where they have what was written of key {self._key!r}, "
+            f"Brokers did not say where they stored a message of key {self._key!r}, "
             f"{APPEND_TRIES} times: connections to them break. Start again."
         )
 
@@ -158,7 +162,7 @@ class KeyLog:
         value = text_of(entry).encode()
         await self._producer.send(value, key=self._key, transaction=transaction)
 
-    async def mark(self) -> Written:
+    async def mark(self) -> MessageRef:
         """Write a `mark`: a message without meaning, up to which the log can be read."""
         return await self.append(Entry(EntryKind.MARK, self.nonce))
 
@@ -166,12 +170,13 @@ class KeyLog:
         """Whether the log has the record of that transaction, if it was named when read (L4)."""
         return self._recorded == own
 
-    async def read_up_to(self, written: Written, own: TxnId | None = None) -> KeyState:
-        """The state of the key after that message, which was written since this was opened.
+    async def read_up_to(self, written: MessageRef, own: TxnId | None = None) -> KeyState:
+        """The state of the key after that message, which this log has appended (L1).
 
         The transactions of all earlier intents, except `own`, have ended by then.
         Raises `OperationTimedOut`, `StateUnreadable`.
         """
+        # L6: a message that was just written comes after all known ones.
         if self._expected is not None and written.place <= self._expected.place:
             raise _another_topic(self._key, self._expected)
         state = await self._read(written.place, own)
@@ -181,7 +186,7 @@ class KeyLog:
             state = await self._read((await self.mark()).place, own)
         return state
 
-    async def _read(self, place: Place, own: TxnId | None) -> KeyState:
+    async def _read(self, place: MessagePlace, own: TxnId | None) -> KeyState:
         known, loop = self._known, asyncio.get_running_loop()
         end = loop.time() + READ_S
         while known.place < place or self._expected is not None:
@@ -194,14 +199,14 @@ class KeyLog:
             await self._settle(own)
             if loop.time() >= end:
                 raise OperationTimedOut(
-                    f"What was written of key {self._key!r} cannot be read for {READ_S:g} s: a "
+                    f"A message of key {self._key!r} cannot be read for {READ_S:g} s: a "
                     "transaction is open before it in the state topic. Its deadline ends it; "
                     "start again then."
                 )
         return known.state
 
     def _take(self, message: magnetar.Message[bytes], own: TxnId | None) -> None:
-        known, found = self._known, Written(message.id.entry.key, digest_of(message.value))
+        known, found = self._known, MessageRef(message.id.entry.key, digest_of(message.value))
         if self._expected not in (None, found):
             raise _another_topic(self._key, self._expected)
         self._expected = None
@@ -226,7 +231,7 @@ class KeyLog:
             try:
                 await self._client.end_transaction(txn, commit=False)
             except InvalidTransactionStatus:
-                pass  # it has ended; the record shows whether it was committed
+                pass  # It has ended; the record shows whether it was committed.
             except TransactionNotFound as error:
                 # Brokers let no other role end a transaction, so it must not count as ended.
                 if _OF_ANOTHER_ROLE in str(error):
@@ -235,12 +240,12 @@ class KeyLog:
             self._may_have_committed = True
 
 
-def _another_topic(key: str, expected: Written | None) -> StateUnreadable:
+def _another_topic(key: str, expected: MessageRef | None) -> StateUnreadable:
     return StateUnreadable(
-        f"What was known of key {key!r} is not in its state topic any more (message {expected}): "
-        "the topic was deleted and made anew, or its messages were. Nothing was committed. Open "
-        "the key again, after a look at which batches the target has: the key may have "
-        "forgotten the last ones."
+        f"The last known message of key {key!r} ({expected}) is not in its state topic any more: "
+        "the topic was deleted and made anew, or its messages were. Nothing was committed. Check "
+        "which batches the target has, and open the key again: the key may have forgotten the "
+        "last ones."
     )
 
 

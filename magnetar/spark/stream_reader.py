@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from magnetar.layout import Layout
-from magnetar.spark.cut import Cut, entered
+from magnetar.spark.cut import Cut, enter_children
 from magnetar.spark.cut_json import Json, begun_of, cut_of, object_of
 from magnetar.spark.pace import Pace
 from magnetar.spark.range_planning import (
@@ -27,7 +27,7 @@ from magnetar.spark.range_planning import (
     Limits,
     Ordering,
     Planner,
-    frozen,
+    current_limits,
     limits_of,
     lower,
     raw_ends,
@@ -35,7 +35,7 @@ from magnetar.spark.range_planning import (
 from magnetar.spark.source import ReadTask, Source
 from magnetar.spark.source_options import TASK_BYTES
 from magnetar.spark.starting import Bound, BoundKind, start_cut
-from magnetar.spark.tasks import between, cut_large, refuse_gone, tasks_of
+from magnetar.spark.tasks import ranges_between, refuse_gone, split_large, tasks_of
 
 __all__ = ["StreamReader"]
 
@@ -71,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, reading = self._source.options, self._source.reading
         start = options.start or Bound(BoundKind.EARLIEST)
         layout = reading.layout()
-        cut = entered(start_cut(start, reading, layout, options.nowhere), layout)
+        cut = enter_children(start_cut(start, reading, layout, options.nowhere), layout)
         # Of the first batch Spark records the end alone, and calls this again when it plans the
         # batch and when it repeats it.  `latest` may be another cut by then, so the end of that
         # batch has its begin inside (`begun`), and that one counts.
@@ -90,17 +90,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if budget.bytes is None else ReadMaxBytes(budget.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix how far this run of Trigger.AvailableNow reads: to what is stored now."""
+        """Fix the end of this run of Trigger.AvailableNow: the entries that may be read now."""
         reading = self._source.reading
-        self._limits = frozen(reading, reading.layout())
+        self._limits = current_limits(reading, reading.layout())
 
     def latestOffset(  # noqa: N802
         self, start: dict[str, Json], limit: ReadLimit
     ) -> dict[str, Json]:
         """The end of the batch that begins at `start`.
 
-        It is `start`, to the letter, if there is nothing new: with Trigger.AvailableNow that ends
-        the run.  It waits until `maxRowsPerSecond` allows another batch.
+        It is exactly `start` if there is nothing new; with Trigger.AvailableNow that ends the run.
+        The call waits until `maxRowsPerSecond` allows another batch.
         """
         cut = self._cut(start)
         # Without a trigger Spark asks again at once when nothing is new.
@@ -138,9 +138,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         layout = self._layout(last)
         if options.fail_on_data_loss:
             refuse_gone(first, last, layout)
-        ranges = between(first, last, layout)
+        ranges = ranges_between(first, last, layout)
         if self._ordering is Ordering.NONE:
-            tasks = [[each] for each in cut_large(reading, ranges, TASK_BYTES)]
+            tasks = [[each] for each in split_large(reading, ranges, TASK_BYTES)]
         else:
             tasks = tasks_of(ranges, layout, chain=options.chain)
         # A batch without rows has one task all the same: by its report a sink knows of the batch.

@@ -26,9 +26,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Raises `InvalidOption` and `InvalidRows`."""
+        """Check the options and the columns.  Raises `InvalidOption` and `InvalidRows`."""
         self.sink = self.make_sink(SinkOptions.of(options, streaming=True), schema)
-        # Counts for the tasks alone: the commit, another object, takes it from their messages.
+        # For the tasks alone: the commit, another object, takes the nonce from their messages.
         self.nonce = new_nonce()
 
     def make_sink(self, options: SinkOptions, schema: StructType) -> Sink:
@@ -39,7 +39,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """In a task: write its rows."""
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
-        # Nothing but these properties tells a task its query and its batch.
+        # Only these properties name the query and the batch in a task.
         batch = context.getLocalProperty(BATCH_PROPERTY)
         task = Task(
             nonce=self.nonce,

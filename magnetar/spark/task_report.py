@@ -30,9 +30,9 @@ class RowCount(NamedTuple):
 class TaskReport:
     """The result of one try of one task.
 
-    `query` and `batch` are None where the task was not told them.  A task without rows has begun
-    no attempt.  `done`: it was told that the batch was committed before, so it wrote nothing.
-    `counts` are by segment topic, of what is stored.
+    `query` and `batch` are None where Spark does not name them.  A task without rows need not have
+    an attempt.  `done`: the batch was committed before, so the task wrote nothing.  `counts` are
+    the stored rows by segment topic.
     """
 
     nonce: str

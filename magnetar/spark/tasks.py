@@ -1,13 +1,13 @@
-"""From two cuts to the ranges that lie between them, and to the tasks that read those.
+"""From two cuts to the ranges between them, and to the tasks that read these ranges.
 
 Pure.  Rules:
 
-- T1 Ranges follow from the two cuts and the layout alone, then or at any later time: a batch that
-  is read again has the same rows.
-- T2 A segment that has a range and is not retained any more is `DataLost`, or is left out.
-- T3 `Ordering.KEY`: a segment is one task; with `chain` a child of one parent goes behind that, in
-  the parent's task, in order of ids, which rise along every path.
-- T4 `Ordering.NONE`: each range is a task of its own, large ones are cut (`cut_large`).
+- T1 Ranges follow from the two cuts and any layout since then, so a batch that is read again has
+  the same rows.
+- T2 A segment with a range that is not retained any more raises `DataLost`, or is left out.
+- T3 `Ordering.KEY`: a segment is one task; with `chain` a child of one parent follows it in the
+  parent's task, in order of ids, which rise along every path.
+- T4 `Ordering.NONE`: each range is a task of its own, and large ones are split (`split_large`).
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ from magnetar.spark.reading import Reading
 
 __all__ = [
     "SegmentRange",
-    "between",
-    "cut_large",
-    "gone_between",
+    "ranges_between",
+    "split_large",
+    "segments_gone_between",
     "refuse_gone",
     "rows_in",
     "tasks_of",
@@ -40,8 +40,8 @@ class SegmentRange:
     end: Place
 
 
-def between(start: Cut, end: Cut, layout: Layout) -> list[SegmentRange]:
-    """The ranges from one cut to a later one, in order of ids."""
+def ranges_between(start: Cut, end: Cut, layout: Layout) -> list[SegmentRange]:
+    """The ranges from one cut to a later one, in order of ids (T1)."""
     done, through = behind(start, layout), behind(end, layout)
     found: list[SegmentRange] = []
     for segment_id in sorted(layout.segments):
@@ -55,8 +55,8 @@ def between(start: Cut, end: Cut, layout: Layout) -> list[SegmentRange]:
     return found
 
 
-def gone_between(start: Cut, end: Cut, layout: Layout) -> list[int]:
-    """Segments that have a range between the cuts and that the layout has no more."""
+def segments_gone_between(start: Cut, end: Cut, layout: Layout) -> list[int]:
+    """Segments that have a range between the cuts and that the layout has no more (T2)."""
     wanted = {i for i, place in start.unfinished.items() if end.pos.get(i) != place}
     wanted |= {
         i for i, place in end.pos.items() if place != BEGINNING and start.pos.get(i) != place
@@ -66,19 +66,19 @@ def gone_between(start: Cut, end: Cut, layout: Layout) -> list[int]:
 
 
 def refuse_gone(start: Cut, end: Cut, layout: Layout) -> None:
-    """Refuse a batch of which a segment is not retained any more.  Raises `DataLost`."""
-    if gone := gone_between(start, end, layout):
+    """Refuse a batch of which a segment is not retained any more (T2).  Raises `DataLost`."""
+    if gone := segments_gone_between(start, end, layout):
         raise DataLost(
             f"The batch cannot be read again: segments {gone} of {start.topic} are not retained "
-            "any more. Keep data for longer than a batch may take; to go on with what is there, "
-            "set the option failOnDataLoss to false."
+            "any more. Keep data for longer than a batch may take; to go on with the entries that "
+            "are left, set the option failOnDataLoss to false."
         )
 
 
 def tasks_of(
     ranges: Iterable[SegmentRange], layout: Layout, *, chain: bool
 ) -> list[list[SegmentRange]]:
-    """T3: ranges that are read one after the other, for each task."""
+    """Divide ranges into tasks; each task reads its ranges one after the other (T3)."""
     tasks: dict[int, list[SegmentRange]] = {}
     for each in sorted(ranges, key=lambda found: found.segment_id):
         parents = layout.segments[each.segment_id].parent_ids
@@ -101,8 +101,8 @@ def rows_in(reading: Reading, ranges: Iterable[SegmentRange]) -> int | None:
     return total
 
 
-def cut_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> list[SegmentRange]:
-    """T4: the ranges, in pieces of about `size` stored bytes."""
+def split_large(reading: Reading, ranges: Iterable[SegmentRange], size: int) -> list[SegmentRange]:
+    """Split ranges into pieces of about `size` stored bytes (T4)."""
     pieces: list[SegmentRange] = []
     for each in ranges:
         place = each.start

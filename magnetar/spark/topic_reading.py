@@ -10,7 +10,7 @@ from magnetar.layout import Layout
 from magnetar.protocol.ids import Position
 from magnetar.reads.entries import StoredEntry
 from magnetar.reads.plan import RangePlan
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.options import Connection
 
 __all__ = ["TopicReading"]
@@ -22,8 +22,8 @@ LAYOUT_PAUSE_S: Final = 0.2
 class TopicReading:
     """The `Reading` of a topic at brokers.
 
-    It finds the client of its process at each call, so it can be pickled and forked.  Calls retry
-    for the operation timeout what may succeed later, and raise what the client raises.
+    It finds the client of its process at each call, so it can be pickled and forked.  Calls raise
+    what the client raises, which retries for the operation timeout.
     """
 
     connection: Connection
@@ -31,7 +31,7 @@ class TopicReading:
 
     def layout(self) -> Layout:
         """The DAG as it is now."""
-        return connected(self.connection).run(magnetar.Client.layout, self.topic)
+        return process_client(self.connection).run(magnetar.Client.layout, self.topic)
 
     def layout_with(self, newest: int) -> Layout:
         """The DAG; asks again while the broker does not know segment `newest` yet."""
@@ -53,8 +53,8 @@ class TopicReading:
         from_publish_time_ms: int | None = None,
         before_publish_time_ms: int | None = None,
     ) -> RangePlan:
-        """As `Client.plan_range`."""
-        return connected(self.connection).run(
+        """See `Client.plan_range`."""
+        return process_client(self.connection).run(
             magnetar.Client.plan_range,
             segment_topic,
             start,
@@ -68,9 +68,9 @@ class TopicReading:
     def entries(
         self, segment_topic: str, start: Position, end: Position
     ) -> Iterator[list[StoredEntry]]:
-        """As `Client.read_range`."""
+        """See `Client.read_range`."""
 
         def read(client: magnetar.Client) -> AsyncGenerator[list[StoredEntry], None]:
             return client.read_range(segment_topic, start, end)
 
-        return connected(self.connection).iterate(read)
+        return process_client(self.connection).iterate(read)

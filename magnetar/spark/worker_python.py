@@ -37,12 +37,12 @@ def warn_of_pythons(spark: "SparkSession") -> None:
                 "and libraries, in the environment before the session is made, and leave "
                 "PYSPARK_DRIVER_PYTHON out or set it alike.",
                 RuntimeWarning,
-                stacklevel=4,  # Whoever has called `magnetar.spark.register`.
+                stacklevel=4,  # The caller of `magnetar.spark.register`.
             )
 
 
 def shortcoming(name: str, libraries: Sequence[str] = LIBRARIES) -> str | None:
-    """Find out why a Python cannot run the format; None if it can, or if that is not known."""
+    """Why a Python cannot run the format; None if it can, or if that is not known."""
     path = shutil.which(name)
     if path is None:
         return "is not there"
@@ -51,7 +51,7 @@ def shortcoming(name: str, libraries: Sequence[str] = LIBRARIES) -> str | None:
         return None
     # Some 40 ms: it prints its version and the libraries that it cannot find, and imports none.
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [path, "-c", _ASK, *libraries],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -61,8 +61,8 @@ def shortcoming(name: str, libraries: Sequence[str] = LIBRARIES) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    major, minor, *missing = told.stdout.split() or ("", "")
-    if told.returncode or not (major.isdecimal() and minor.isdecimal()):
+    major, minor, *missing = answer.stdout.split() or ("", "")
+    if answer.returncode or not (major.isdecimal() and minor.isdecimal()):
         return "is no Python"
     mine = sys.version_info[:2]
     if (int(major), int(minor)) != mine:
@@ -74,14 +74,14 @@ def pythons_of(spark: "SparkSession") -> dict[str, Sequence[str]]:
     """The Pythons that Spark runs on this machine, each with the libraries that it needs."""
     try:
         context = spark.sparkContext
-        jvm, master = context._jvm, context.master  # Nothing else tells what the JVM starts.
+        jvm, master = context._jvm, context.master  # Only the JVM knows the Python that it starts.
         if jvm is None or master is None:
             return {}
         utils = getattr(jvm.org.apache.spark.api.python, "PythonUtils$")
         planning = str(getattr(utils, "MODULE$").defaultPythonExec())
     except Exception:  # noqa: BLE001 - Spark Connect has none of it, and this is advice alone
         return {}
-    # What is given by --py-files Spark puts on the path of the processes that it starts.
+    # Spark puts the files of --py-files on the path of the processes that it starts.
     given = context.getConf().get("spark.submit.pyFiles", "")
     libraries = tuple(each for each in LIBRARIES if not (given and each in OURS))
     found: dict[str, Sequence[str]] = {planning: libraries}

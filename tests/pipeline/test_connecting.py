@@ -8,7 +8,7 @@ import pytest
 
 import magnetar
 from magnetar.errors import ConnectionLost
-from magnetar.spark.connecting import Connected
+from magnetar.spark.connecting import ClientThread
 from magnetar.spark.options import Connection
 from tests.support.broker_process import BrokerProcess
 from tests.support.child_process import HOST
@@ -24,7 +24,7 @@ async def test_a_broker_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path)
     listener = socket.create_server((HOST, broker.port))
     url = f"pulsar://{HOST}:{broker.port}"
-    connecting = asyncio.create_task(asyncio.to_thread(Connected, Connection(url)))
+    connecting = asyncio.create_task(asyncio.to_thread(ClientThread, Connection(url)))
     await asyncio.to_thread(turn_away, listener)
     try:
         await broker.start()
@@ -42,4 +42,4 @@ async def test_but_not_for_longer_than_a_request() -> None:
     with socket.create_server((HOST, 0)) as listener:
         url = f"pulsar://{HOST}:{listener.getsockname()[1]}"
     with pytest.raises(ConnectionLost, match="check the address"):
-        await asyncio.to_thread(Connected, Connection(url, operation_timeout_ms=300))
+        await asyncio.to_thread(ClientThread, Connection(url, operation_timeout_ms=300))

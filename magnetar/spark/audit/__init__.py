@@ -1,1 +1,1 @@
-"""The audit: whether what a topic holds is what its transactions, producers and queries say."""
+"""The audit: compares the entries of a topic with its transactions, producers and queries."""

@@ -1,15 +1,6 @@
 """The segments that an audit found right for good, so that the next one reads only new ones.
 
-Pure but for `load` and `store`.  Rules:
-
-- Kept is a sealed segment of which everything could be read (its horizon was its end), from an
-  audit without violation: no entry will come, and no transaction that has rows there will end.
-- It is known again by its name and its end: a topic that was made anew has other ledgers.
-- With it is kept what later audits hold other things against: the rows that readers get, and the
-  last message of each producer.  A segment with more than PRODUCERS_KEPT of them is not kept, nor
-  is one that could not be checked as a whole: with messages in pieces that lay across ranges, with
-  encrypted entries, or of which retention took something meanwhile.
-- What records say of its transactions is still looked at each time; its entries are not.
+Pure but for `load` and `store`.
 """
 
 import json
@@ -24,19 +15,20 @@ from magnetar.spark.errors import PipelineError
 from magnetar.spark.range_facts import SeenProducer, SeenRange, Stamp, Tally
 
 __all__ = [
-    "Audited",
+    "AuditState",
     "AuditedSegment",
     "InvalidState",
-    "audited_now",
+    "state_after_audit",
     "decode",
     "encode",
     "load",
-    "still_audited",
+    "unchanged_segments",
     "store",
 ]
 
 VERSION: Final = 1
 PRODUCERS_KEPT: Final = 10_000
+"""The most producers of a segment that is kept: the state has the last message of each."""
 
 
 class InvalidState(PipelineError):
@@ -44,7 +36,10 @@ class InvalidState(PipelineError):
 
 
 class AuditedSegment(NamedTuple):
-    """One segment that need not be read again."""
+    """A segment whose entries need not be read again, with the facts for checks of other ones.
+
+    What records say of its transactions is still checked each time.
+    """
 
     topic: str
     end: Position
@@ -60,14 +55,14 @@ class AuditedSegment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditState:
     """The segments of a topic that need not be read again."""
 
     topic: str
     segments: Mapping[int, AuditedSegment]
 
 
-def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment]:
+def unchanged_segments(kept: AuditState, snapshot: Snapshot) -> dict[int, AuditedSegment]:
     """The segments of which nothing has changed.
 
     Raises `InvalidState` if it is of another topic.
@@ -77,6 +72,7 @@ def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment
             f"The state is of an audit of {kept.topic}, not of {snapshot.topic}; "
             "give each topic a file of its own."
         )
+    # By name and end: a topic that was deleted and made anew has other ledgers.
     return {
         segment_id: before
         for segment_id, before in kept.segments.items()
@@ -86,12 +82,12 @@ def still_audited(kept: Audited, snapshot: Snapshot) -> dict[int, AuditedSegment
     }
 
 
-def audited_now(
+def state_after_audit(
     snapshot: Snapshot,
     before: Mapping[int, AuditedSegment],
     seen: Mapping[int, SeenRange],
     readable: Mapping[int, tuple[int, int]],
-) -> Audited:
+) -> AuditState:
     """The segments that need not be read again after an audit without violations."""
     kept = dict(before)
     for segment_id, segment in snapshot.segments.items():
@@ -105,10 +101,12 @@ def audited_now(
             Tally(*readable.get(segment_id, (0, 0))),
             {name: each.last for name, each in producers.items()},
         )
-    return Audited(snapshot.topic, kept)
+    return AuditState(snapshot.topic, kept)
 
 
 def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
+    """Whether nothing in a segment will change, and all of it could be checked."""
+    # Sealed, and readable to its end: no entry will come, and no transaction there is open.
     if not segment.sealed or segment.horizon < segment.raw_end or segment.trimmed_to is not None:
         return False
     if scanned is None:
@@ -118,8 +116,8 @@ def _is_final(segment: SegmentState, scanned: SeenRange | None) -> bool:
     )
 
 
-def encode(audited: Audited) -> str:
-    """As JSON; the same facts, the same text."""
+def encode(audited: AuditState) -> str:
+    """The state as JSON; equal facts have equal texts."""
     segments = {
         str(segment_id): {
             "end": list(each.end),
@@ -133,8 +131,8 @@ def encode(audited: Audited) -> str:
     return json.dumps(document, sort_keys=True) + "\n"
 
 
-def decode(text: str) -> Audited:
-    """Raises `InvalidState`."""
+def decode(text: str) -> AuditState:
+    """Read the state from its JSON.  Raises `InvalidState`."""
     try:
         document = json.loads(text)
         if document["v"] != VERSION:
@@ -144,14 +142,14 @@ def decode(text: str) -> Audited:
             )
         segments = cast("dict[str, dict[str, object]]", document["segments"])
         found = {int(segment_id): _segment(each) for segment_id, each in segments.items()}
-        return Audited(str(document["topic"]), found)
+        return AuditState(str(document["topic"]), found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidState(
             "The state is not what an audit wrote; give another file, and everything is read again."
         ) from error
 
 
-def load(path: Path) -> Audited | None:
+def load(path: Path) -> AuditState | None:
     """Read the state of an earlier audit; None if there is none.  Raises `InvalidState`."""
     try:
         return decode(path.read_text("utf-8"))
@@ -163,8 +161,8 @@ def load(path: Path) -> Audited | None:
         ) from error
 
 
-def store(path: Path, audited: Audited) -> None:
-    """Keep it there, as a whole or not at all.  Raises `InvalidState`."""
+def store(path: Path, audited: AuditState) -> None:
+    """Write the state to a file, whole or not at all.  Raises `InvalidState`."""
     beside = path.with_name(path.name + ".new")
     try:
         beside.write_text(encode(audited), "utf-8")
@@ -175,12 +173,12 @@ def store(path: Path, audited: Audited) -> None:
         ) from error
 
 
-def _segment(told: Mapping[str, object]) -> AuditedSegment:
-    end = cast("list[int]", told["end"])
-    readable = cast("list[int]", told["readable"])
-    producers = cast("dict[str, list[int]]", told["producers"])
+def _segment(record: Mapping[str, object]) -> AuditedSegment:
+    end = cast("list[int]", record["end"])
+    readable = cast("list[int]", record["readable"])
+    producers = cast("dict[str, list[int]]", record["producers"])
     return AuditedSegment(
-        str(told["topic"]),
+        str(record["topic"]),
         Position(*end),
         Tally(*readable),
         {name: Stamp(*stamp) for name, stamp in producers.items()},

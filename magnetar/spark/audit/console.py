@@ -13,11 +13,11 @@ SHOWN: Final = 20
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Print it."""
+    """Print the report."""
     out = console or Console()
     colour = "green" if report.findings.is_clean else "red"
     out.print(f"[{colour}]{report.headline()}[/{colour}]", highlight=False)
-    rules = Table("Rule", "What must hold", "Looked at", "Broken")
+    rules = Table("Rule", "What must hold", "Checked", "Broken")
     for name, what, looked, broken in rule_lines(report.findings):
         rules.add_row(name, what, f"{looked:,}", f"{broken:,}", style="red" if broken else None)
     out.print(rules)

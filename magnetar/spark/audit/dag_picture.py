@@ -1,7 +1,7 @@
 """The DAG of a topic as a picture (SVG): a box for each segment, as wide as its range of hashes.
 
 Pure.  A row for each generation, the oldest on top; a line from each parent to its children.  A box
-tells its rows and, in red, the rules that are broken in it.
+shows its number of rows and, in red, the rules that are broken in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def picture(
         ]
     for segment_id, segment in sorted(snapshot.segments.items()):
         rows = seen[segment_id].rows if segment_id in seen else 0
-        lines.append(_drawn(boxes[segment_id], segment, rows, broken.get(segment_id, {})))
+        lines.append(_draw_box(boxes[segment_id], segment, rows, broken.get(segment_id, {})))
     return "\n".join([*lines, "</svg>"])
 
 
@@ -84,13 +84,13 @@ def _edge(parent: _Box, child: _Box) -> str:
     )
 
 
-def _drawn(box: _Box, segment: SegmentState, rows: int, broken: Mapping[str, int]) -> str:
+def _draw_box(box: _Box, segment: SegmentState, rows: int, broken: Mapping[str, int]) -> str:
     fill = "#ffebe9" if broken else "#dafbe1" if not segment.sealed else "#f6f8fa"
     line = "#b3261e" if broken else "#8c959f"
     state = "sealed" if segment.sealed else "active"
     if segment.offloaded_ledgers:
         state += ", offloaded"
-    told = "  ".join(f"{rule}: {times}" for rule, times in sorted(broken.items()))
+    broken_rules = "  ".join(f"{rule}: {times}" for rule, times in sorted(broken.items()))
     parts = [
         f'<g><title>{escape(segment.topic)}</title><rect x="{box.x:.1f}" y="{box.y:.1f}" '
         f'width="{box.width:.1f}" height="{_BOX}" rx="4" fill="{fill}" stroke="{line}"/>'
@@ -99,7 +99,7 @@ def _drawn(box: _Box, segment: SegmentState, rows: int, broken: Mapping[str, int
         (
             (f"{segment.segment_id} ({state})", "#1b1f24"),
             (f"{rows:,} rows", "#656d76"),
-            (told, "#b3261e"),
+            (broken_rules, "#b3261e"),
         )
     ):
         if text and box.width >= 7 * len(text):

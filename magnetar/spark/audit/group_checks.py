@@ -1,18 +1,6 @@
-"""V6, V7: batches, epochs and positions of queries, as groups and keys recorded them.
+"""Checks of V6 and V7: batches, epochs and positions of queries, as groups and keys record them.
 
-Pure.  Rules:
-
-- A query's batches that committed have each number once, one after the other, as far as their
-  headers are there; their epochs never fall, and their positions never go back.
-- Headers that have ended are collected in any order, so a batch that is missing is missed only
-  where the header before it need not have been collected either.
-- Looked at are the queries that wrote to the topic, or read it, by what their groups say.
-- What a key tells of its last group is what that group's header says, while that is there and has
-  ended.
-- A key is one of an owner's: keys of the same name that are another owner's, or another
-  coordinator's, are other keys, with queries of their own.
-- A coordinator's numbers rise, and a key has one coordinator and one open group: groups are in the
-  order of their numbers, whatever the clocks of brokers say.
+Pure.  Only queries that wrote to the topic or read it are checked.
 """
 
 import json
@@ -28,7 +16,10 @@ __all__ = ["check_batches", "check_positions"]
 
 
 class _Query(NamedTuple):
-    """A query, under a transaction key of one owner at one coordinator."""
+    """A query, under a transaction key of one owner at one coordinator.
+
+    Keys of the same name at another owner or coordinator are other keys.
+    """
 
     coordinator: int
     owner: str
@@ -41,7 +32,7 @@ class _Query(NamedTuple):
 
 
 def check_batches(snapshot: Snapshot, findings: Findings) -> None:
-    """Check the batches and epochs of each query (V6)."""
+    """Check that batch numbers of each query rise by one, and that epochs never fall (V6)."""
     for query, groups in _by_query(snapshot).items():
         for before, after in pairwise(groups):
             findings.count_check(Rule.V6)
@@ -51,7 +42,7 @@ def check_batches(snapshot: Snapshot, findings: Findings) -> None:
                     "between them may have been collected."
                 )
                 continue
-            what = _between(before, after)
+            what = _batch_fault(before, after)
             if what is not None:
                 findings.add(Violation(Rule.V6, f"{query}: {what}.", txn=after.txn))
 
@@ -59,17 +50,19 @@ def check_batches(snapshot: Snapshot, findings: Findings) -> None:
 def _may_be_collected(
     before: TransactionState, after: TransactionState, snapshot: Snapshot
 ) -> bool:
-    """Whether batches are missing between them, whose headers need not be there any more."""
-    assert before.commit is not None, "only what has committed"
-    assert after.commit is not None, "only what has committed"
+    """Whether batches are missing between them whose headers may have been collected."""
+    # Ended headers are collected in any order: a header that could have been collected by now says
+    # nothing of later ones.
+    assert before.commit is not None, "only groups that committed"
+    assert after.commit is not None, "only groups that committed"
     has_hole = after.commit.batch > before.commit.batch + 1
     return has_hole and (before.kept_until_ms or 0) <= snapshot.taken_ms
 
 
-def _between(before: TransactionState, after: TransactionState) -> str | None:
+def _batch_fault(before: TransactionState, after: TransactionState) -> str | None:
     first, second = before.commit, after.commit
-    assert first is not None, "only what has committed"
-    assert second is not None, "only what has committed"
+    assert first is not None, "only groups that committed"
+    assert second is not None, "only groups that committed"
     if second.batch == first.batch:
         return f"batch {first.batch} was committed twice, by {before.txn} and {after.txn}"
     if second.batch < first.batch:
@@ -84,14 +77,14 @@ def _between(before: TransactionState, after: TransactionState) -> str | None:
 
 
 def check_positions(snapshot: Snapshot, findings: Findings) -> None:
-    """Check the positions of each query, and the last group of each key (V7)."""
+    """Check that positions never go back, and that keys agree with their last group (V7)."""
     for key in snapshot.keys:
         if key.last is None or key.last_group is None:
             continue
         header = snapshot.transactions.get(key.last_group)
         findings.count_check(Rule.V7)
         if header is None or header.state is State.OPEN:
-            continue  # Keys are read after the headers: it may have committed meanwhile.
+            continue  # Keys are read after the headers: the group may have committed meanwhile.
         commit = header.commit
         if header.state is not State.COMMITTED or commit is None:
             findings.add(
@@ -117,7 +110,7 @@ def check_positions(snapshot: Snapshot, findings: Findings) -> None:
     for query, groups in _by_query(snapshot).items():
         for before, after in pairwise(groups):
             findings.count_check(Rule.V7)
-            if _goes_back(before, after):
+            if _positions_go_back(before, after):
                 findings.add(
                     Violation(
                         Rule.V7,
@@ -139,6 +132,8 @@ def _by_query(snapshot: Snapshot) -> Mapping[_Query, Sequence[TransactionState]]
     for query, groups in list(found.items()):
         if not any(_touches(each, topics, snapshot.topic) for each in groups):
             del found[query]
+        # A key has one coordinator, whose numbers rise, and one open group at a time: the numbers
+        # give the order, whatever the clocks of brokers say.
         groups.sort(key=lambda each: TxnId.parse(each.txn).least)
     return found
 
@@ -146,31 +141,31 @@ def _by_query(snapshot: Snapshot) -> Mapping[_Query, Sequence[TransactionState]]
 def _touches(header: TransactionState, segments: set[str], topic: str) -> bool:
     """Whether a group wrote to the topic, or its query reads it."""
     commit = header.commit
-    assert commit is not None, "only what has committed"
+    assert commit is not None, "only groups that committed"
     counted = (*commit.winners.values(), commit.totals or {})
     if any(name in segments for counts in counted for name in counts):
         return True
     return any(read == topic for read, _, _ in _places(header))
 
 
-def _goes_back(before: TransactionState, after: TransactionState) -> bool:
+def _positions_go_back(before: TransactionState, after: TransactionState) -> bool:
     """Whether a segment that both name is at an earlier place afterwards."""
     first, second = _places(before), _places(after)
     return any(second[where] < place for where, place in first.items() if where in second)
 
 
 def _places(header: TransactionState) -> dict[tuple[str, str, str], tuple[int, ...]]:
-    """Places by topic, name and segment, of positions that are cuts; others are left alone."""
-    assert header.commit is not None, "only what has committed"
+    """Places by topic, name and segment, of positions that are cuts; others are ignored."""
+    assert header.commit is not None, "only groups that committed"
     text = header.commit.positions
     if not text:
         return {}
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return {}
     found: dict[tuple[str, str, str], tuple[int, ...]] = {}
-    for cut in cast("list[object]", told if isinstance(told, list) else [told]):
+    for cut in cast("list[object]", document if isinstance(document, list) else [document]):
         if not isinstance(cut, dict) or not isinstance(cut.get("pos"), dict):
             continue
         for segment, place in cut["pos"].items():
@@ -180,10 +175,10 @@ def _places(header: TransactionState) -> dict[tuple[str, str, str], tuple[int, .
     return found
 
 
-def _place(told: object) -> tuple[int, ...] | None:
-    """None: whoever committed under the key keeps other positions than cuts."""
-    if told == "END":
+def _place(value: object) -> tuple[int, ...] | None:
+    """A place in a cut, as a tuple that compares; None: the positions are no cuts."""
+    if value == "END":
         return (2**63,)
-    if not isinstance(told, list) or not all(isinstance(part, int) for part in told):
+    if not isinstance(value, list) or not all(isinstance(part, int) for part in value):
         return None
-    return tuple(told)
+    return tuple(value)

@@ -1,13 +1,4 @@
-"""The audit as a job of Spark: a snapshot, a scan in parallel, the rules.
-
-Rules:
-
-- The driver keeps what goes with segments, ranges and headers, never with rows.  What goes with
-  transactions and segments is put together by Spark, and gone through partition by partition.
-- Ranges are of about RANGE_BYTES, so that work is even and a task that fails does little again.
-- Rows are looked at one by one only where a producer's order was broken as a whole
-  (`suspect_job`).
-"""
+"""The audit as a job of Spark: a snapshot, a parallel scan, then the checks of rules V1 to V7."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +14,12 @@ from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
 from magnetar.protocol.ids import EARLIEST
 from magnetar.spark.admin import AdminRest
-from magnetar.spark.audit.audited import Audited, AuditedSegment, audited_now, still_audited
+from magnetar.spark.audit.audited import (
+    AuditedSegment,
+    AuditState,
+    state_after_audit,
+    unchanged_segments,
+)
 from magnetar.spark.audit.dag_picture import generations
 from magnetar.spark.audit.group_checks import check_batches, check_positions
 from magnetar.spark.audit.order_checks import check_entries, check_views
@@ -31,11 +27,11 @@ from magnetar.spark.audit.records import Plan, take_snapshot, trimmed_since
 from magnetar.spark.audit.report import Report
 from magnetar.spark.audit.scan import AuditedRange
 from magnetar.spark.audit.scan_tasks import (
-    Counted,
-    Scanned,
-    counted,
+    ScannedRange,
+    SegmentTally,
+    count_readable,
     readable_of,
-    scanned,
+    scan_raw,
     transactions_of,
     without_transactions,
 )
@@ -49,10 +45,10 @@ from magnetar.spark.audit.transaction_checks import (
     expected_of_groups,
 )
 from magnetar.spark.audit.violations import Findings
-from magnetar.spark.connecting import Connected, connected
-from magnetar.spark.offload.place import Place as TablePlace
+from magnetar.spark.connecting import ClientThread, process_client
+from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.options import Connection
-from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, joined
+from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, join_ranges
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -60,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 RANGE_BYTES: Final = 64 * 1024 * 1024
+"""Stored bytes of one range, about: tasks are even, and one that fails repeats little."""
 
 
 def audit(
@@ -70,30 +67,31 @@ def audit(
     *,
     readers_view: bool = False,
     table: TablePlace | None = None,
-    kept: Audited | None = None,
+    kept: AuditState | None = None,
 ) -> Report:
     """Audit one topic; `readers_view`: also read it as consumers do, and compare.
 
-    `table`: where an offload wrote; that is compared, too.  `kept`: of an earlier audit, what need
-    not be read again.  Raises `AdminFailed`, `InvalidManifest`, `InvalidState`, `PlaceFailed`, and
-    what the client does.
+    `table` is the place that an offload wrote to, whose table is compared too.  `kept` are the
+    segments that an earlier audit found right, which are not read again.  Raises `AdminFailed`,
+    `InvalidManifest`, `InvalidState`, `PlaceFailed`, and what the client does.
     """
     began_s = time.monotonic()
-    client = connected(connection)
+    client = process_client(connection)
     planner = _Planner(client)
     snapshot = take_snapshot(topic, planner, rest)
-    before = {} if kept is None else still_audited(kept, snapshot)
+    before = {} if kept is None else unchanged_segments(kept, snapshot)
     every = _parts(snapshot, client)
     parts = [part for part in every if part.segment_id not in before]
     findings = Findings()
     context = spark.sparkContext
-    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(scanned, connection))
+    ranges = context.parallelize(parts, max(1, len(parts))).map(partial(scan_raw, connection))
     ranges.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         scan_began_s = time.monotonic()
-        ranges.count()  # Everything else goes through what this has found.
+        ranges.count()  # Runs the scan once; everything below uses its persisted result.
         scan_s = time.monotonic() - scan_began_s
         snapshot = trimmed_since(snapshot, planner)
+        # The driver keeps what grows with segments, ranges and headers, never with rows.
         _check_transactions(ranges, snapshot, before, findings)
         facts = ranges.map(without_transactions).collect()
         readable = _readable_before(before) | _by_segment(ranges.map(readable_of).collect())
@@ -104,6 +102,7 @@ def audit(
         check_entries(each, snapshot, findings)
     producers = [one for each in seen.values() for one in each.producers.values()]
     producers += [one for number, each in before.items() for one in each.producers(number)]
+    # It reads rows one by one, so only those of producers that are out of order as a whole.
     check_order(spark, connection, every, producers, snapshot, findings)
     check_claims(snapshot, findings)
     check_batches(snapshot, findings)
@@ -116,7 +115,7 @@ def audit(
         views = {"raw": readable, "table": table_view(spark, table, snapshot, seen, findings)}
         check_views(views, snapshot, findings)
     took_s = time.monotonic() - began_s
-    now = audited_now(snapshot, before, seen, readable) if findings.is_clean else None
+    now = state_after_audit(snapshot, before, seen, readable) if findings.is_clean else None
     return Report(snapshot, findings, seen, took_s, scan_s, before, now)
 
 
@@ -132,10 +131,10 @@ def _readers_view(
 ) -> dict[int, tuple[int, int]]:
     readable = [part for part in parts if part.readable]
     ranges = spark.sparkContext.parallelize(readable, max(1, len(readable)))
-    return _by_segment(ranges.map(partial(counted, connection)).collect())
+    return _by_segment(ranges.map(partial(count_readable, connection)).collect())
 
 
-def _by_segment(rows: Iterable[Counted]) -> dict[int, tuple[int, int]]:
+def _by_segment(rows: Iterable[SegmentTally]) -> dict[int, tuple[int, int]]:
     found: dict[int, Tally] = {}
     for segment_id, tally in rows:
         found[segment_id] = found.get(segment_id, NO_ROWS).plus(tally)
@@ -147,15 +146,16 @@ def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
     for each in ranges:
         by_segment.setdefault(each.segment_id, []).append(each)
     return {
-        segment_id: joined(sorted(found, key=attrgetter("start")))
+        segment_id: join_ranges(sorted(found, key=attrgetter("start")))
         for segment_id, found in sorted(by_segment.items())
     }
 
 
 def _check_transactions(
-    ranges: "RDD[Scanned]", snapshot: Snapshot, before: Collection[int], findings: Findings
+    ranges: "RDD[ScannedRange]", snapshot: Snapshot, before: Collection[int], findings: Findings
 ) -> None:
-    """Check what all ranges saw of each transaction and segment, one partition at a time."""
+    """Check the facts of all ranges, combined by transaction and segment."""
+    # Spark combines them, and the driver gets one partition at a time: they may be many.
     together = ranges.flatMap(transactions_of).reduceByKey(SeenTransaction.plus)
 
     def one_by_one() -> Iterator[SeenTransaction]:
@@ -169,7 +169,7 @@ def _check_transactions(
 class _Planner:
     """The client, as a `Planner` of the snapshot."""
 
-    def __init__(self, client: Connected) -> None:
+    def __init__(self, client: ClientThread) -> None:
         self._client = client
 
     def layout(self, topic: str) -> Layout:
@@ -181,7 +181,7 @@ class _Planner:
         return self._client.run(Client.plan_range, segment_topic, EARLIEST)
 
 
-def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
+def _parts(snapshot: Snapshot, client: ClientThread) -> list[AuditedRange]:
     """Ranges of all segments, split at the max read position."""
     depth = generations(snapshot)
     found: list[AuditedRange] = []
@@ -190,7 +190,7 @@ def _parts(snapshot: Snapshot, client: Connected) -> list[AuditedRange]:
     return found
 
 
-def _parts_of(segment: SegmentState, depth: int, client: Connected) -> Iterator[AuditedRange]:
+def _parts_of(segment: SegmentState, depth: int, client: ClientThread) -> Iterator[AuditedRange]:
     at = segment.earliest
     while at < segment.horizon:
         try:

@@ -1,14 +1,4 @@
-"""V3, V4: entries that are missing, producers whose rows are to be looked at, views that differ.
-
-Pure.  Rules:
-
-- Entries of a ledger are numbered without a gap, and ledgers that have ended hold as many as their
-  record says.
-- Whoever looks at a producer's messages as a whole sees suspects only (`suspects`): their rows are
-  looked at one by one (`row_checks`).
-- From a parent to its child only the publish times are compared: each segment has sequence ids of
-  its own.
-"""
+"""Checks of V3 and V4: missing entries, suspect producers, views that differ.  Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,7 +11,8 @@ __all__ = ["check_entries", "check_views", "suspects"]
 
 
 def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> None:
-    """All of one segment."""
+    """Check that the entries of a segment are complete and can be decoded (V3)."""
+    # Entries of a ledger are numbered without a gap; of an ended one the record has their number.
     segment = snapshot.segments[seen.segment_id]
     findings.count_check(Rule.V3)
     for hole in missing_of(seen, segment.entries_of, segment.earliest):
@@ -41,8 +32,8 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
             )
     if seen.encrypted:
         findings.cannot_tell(
-            f"Encrypted entries of segment {seen.segment_id}: nobody without their keys can open "
-            "them, so their rows are held against nothing.",
+            f"Encrypted entries of segment {seen.segment_id}: they cannot be opened without their "
+            "keys, so their rows are not checked.",
             seen.encrypted,
         )
     for position in seen.damaged:
@@ -59,7 +50,7 @@ def check_entries(seen: SeenRange, snapshot: Snapshot, findings: Findings) -> No
 def suspects(
     producers: Iterable[SeenProducer], snapshot: Snapshot, findings: Findings
 ) -> dict[str, frozenset[int]]:
-    """Producers whose rows are to be looked at one by one, and in which segments."""
+    """Producers whose rows `row_checks` has to check one by one, and in which segments (V4)."""
     by_place = {(each.segment_id, each.producer): each for each in producers}
     found: dict[str, set[int]] = {}
     for (segment_id, name), each in by_place.items():
@@ -71,6 +62,7 @@ def suspects(
             if later is None:
                 continue
             findings.count_check(Rule.V4)
+            # Only times: each segment has sequence ids of its own.
             if later.first.publish_time_ms <= each.last.publish_time_ms:
                 found.setdefault(name, set()).update((segment_id, child))
     return {name: frozenset(segments) for name, segments in found.items()}
@@ -79,13 +71,14 @@ def suspects(
 def check_views(
     views: Mapping[str, Mapping[int, tuple[int, int]]], snapshot: Snapshot, findings: Findings
 ) -> None:
-    """V2, V3: every view has the same rows of each segment: messages and hash sum by segment.
+    """Check that every view has the rows of the first one, in each segment (V2, V3).
 
-    The first one is what the others are held against, where retention took nothing meanwhile.
+    Views give messages and hash sum by segment.  Segments of which retention has deleted entries
+    meanwhile are not compared.
     """
     names = list(views)
     for name in names[1:]:
-        for segment_id, told in views[name].items():
+        for segment_id, rows in views[name].items():
             if snapshot.segments[segment_id].trimmed_to is not None:
                 findings.cannot_tell(
                     "Views of segments of which retention took entries while the audit ran."
@@ -93,14 +86,14 @@ def check_views(
                 continue
             findings.count_check(Rule.V2)
             first = views[names[0]].get(segment_id, (0, 0))
-            if first == told:
+            if first == rows:
                 continue
-            more = told[0] > first[0]
+            more = rows[0] > first[0]
             findings.add(
                 Violation(
                     Rule.V2 if more else Rule.V3,
-                    f"The view {name!r} has {told[0]} rows, {names[0]!r} has {first[0]}"
-                    + ("." if told[0] != first[0] else ", but not the same ones."),
+                    f"The view {name!r} has {rows[0]} rows, {names[0]!r} has {first[0]}"
+                    + ("." if rows[0] != first[0] else ", but not the same ones."),
                     segment_id,
                 )
             )

@@ -1,8 +1,4 @@
-"""Reads the snapshot of an audit: layouts and plans from the client, records over REST.
-
-Rules: read in the order that `snapshot` asks for.  A segment that vanishes meanwhile (retention) is
-not in the snapshot.
-"""
+"""The snapshot of an audit: layouts and plans from the client, records over REST."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -95,8 +91,8 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
         except TopicNotFound:
             continue
     records = {
-        cast("str", told["segment"]): told
-        for told in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
+        cast("str", record["segment"]): record
+        for record in rest.lines(f"{TRANSACTIONS}/records/{topic_path(topic)}")
     }
     transactions, keys = _headers(rest)
     segments = {
@@ -120,7 +116,7 @@ def take_snapshot(topic: str, client: Planner, rest: AdminRest) -> Snapshot:
 
 
 def trimmed_since(snapshot: Snapshot, client: Planner) -> Snapshot:
-    """The same, with what retention took since.  Raises what the client does."""
+    """Mark what retention has deleted since the snapshot.  Raises what the client does."""
     segments = {}
     for segment_id, segment in snapshot.segments.items():
         try:
@@ -135,15 +131,13 @@ def trimmed_since(snapshot: Snapshot, client: Planner) -> Snapshot:
 
 
 def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[str, str]]]:
-    """All of them, and key and owner of each group; what REST told is kept of none.
-
-    One that ended while it was read is there twice: as it ended counts.
-    """
+    """The headers of all transactions, and the key and owner of each group."""
     found: dict[str, TransactionState] = {}
     keys: set[tuple[str, str]] = set()
     for state in _STATES:
-        for told in rest.lines(f"{TRANSACTIONS}/headers/{state}"):
-            header = transaction_of(told)
+        for record in rest.lines(f"{TRANSACTIONS}/headers/{state}"):
+            header = transaction_of(record)
+            # A transaction that ends meanwhile is in two answers: its final state counts.
             known = found.get(header.txn)
             if known is None or known.state is State.OPEN:
                 found[header.txn] = header
@@ -152,38 +146,38 @@ def _headers(rest: AdminRest) -> tuple[dict[str, TransactionState], set[tuple[st
     return found, keys
 
 
-def transaction_of(told: Json) -> TransactionState:
-    """A header as REST tells it."""
-    group = cast("Json | None", told.get("group"))
+def transaction_of(record: Json) -> TransactionState:
+    """The header of a transaction, from the JSON of REST."""
+    group = cast("Json | None", record.get("group"))
     commit = None if group is None else cast("Json | None", group.get("commit"))
     return TransactionState(
-        cast("str", told["txnId"]),
-        State(told["status"]),
-        cast("int | None", told.get("finalizedMs")),
-        cast("str | None", told.get("transactionKey")),
-        cast("int | None", told.get("transactionKeyEpoch")),
+        cast("str", record["txnId"]),
+        State(record["status"]),
+        cast("int | None", record.get("finalizedMs")),
+        cast("str | None", record.get("transactionKey")),
+        cast("int | None", record.get("transactionKeyEpoch")),
         group is not None,
         None if commit is None else commit_of(commit),
-        cast("int | None", told.get("keptUntilMs")),
-        cast("str | None", told.get("owner")) or "",
+        cast("int | None", record.get("keptUntilMs")),
+        cast("str | None", record.get("owner")) or "",
     )
 
 
-def commit_of(told: Json) -> Commit:
+def commit_of(record: Json) -> Commit:
     """The commit of a group, from the JSON of REST."""
-    winners = cast("Mapping[str, Mapping[str, tuple[int, str]]]", told.get("winners") or {})
-    totals = cast("Mapping[str, tuple[int, str]] | None", told.get("totals"))
+    winners = cast("Mapping[str, Mapping[str, tuple[int, str]]]", record.get("winners") or {})
+    totals = cast("Mapping[str, tuple[int, str]] | None", record.get("totals"))
     return Commit(
-        cast("str", told["query"]),
-        cast("int", told["batch"]),
-        cast("str | None", told.get("positions")),
+        cast("str", record["query"]),
+        cast("int", record["batch"]),
+        cast("str | None", record.get("positions")),
         {int(index): _counts(counts) for index, counts in winners.items()},
         None if totals is None else _counts(totals),
     )
 
 
-def _counts(told: Mapping[str, tuple[int, str]]) -> dict[str, tuple[int, int]]:
-    return {topic: (messages, int(hashes)) for topic, (messages, hashes) in told.items()}
+def _counts(record: Mapping[str, tuple[int, str]]) -> dict[str, tuple[int, int]]:
+    return {topic: (messages, int(hashes)) for topic, (messages, hashes) in record.items()}
 
 
 def _segment(
@@ -226,12 +220,13 @@ def _segment(
 def _ledgers(segment: Segment, rest: AdminRest) -> list[Json]:
     domain, _, path = topic_path(segment.topic).partition("/")
     base = "segments" if domain == "segment" else domain
-    told = cast("Json", rest.get(f"/admin/v2/{base}/{path}/internalStats"))
-    return cast("list[Json]", told["ledgers"])
+    record = cast("Json", rest.get(f"/admin/v2/{base}/{path}/internalStats"))
+    return cast("list[Json]", record["ledgers"])
 
 
 def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyState]:
-    """Keys of groups whose headers are there: of others nothing could be held against them."""
+    """The states of these keys, as far as brokers know them."""
+    # Only keys of groups with a header: without one there is nothing to compare a key with.
     for key, owner in sorted(names):
         path = f"{KEYS}?key={quote(key, safe='')}&owner={quote(owner, safe='')}"
         found = rest.find(path)
@@ -239,19 +234,19 @@ def _keys(names: Iterable[tuple[str, str]], rest: AdminRest) -> Iterable[KeyStat
             yield key_of(cast("Json", found))
 
 
-def key_of(told: Json) -> KeyState:
-    """A key as REST tells it."""
-    last = cast("Json | None", told.get("lastGroup"))
+def key_of(record: Json) -> KeyState:
+    """A transaction key, from the JSON of REST."""
+    last = cast("Json | None", record.get("lastGroup"))
     return KeyState(
-        cast("str", told["key"]),
-        cast("str | None", told.get("owner")) or "",
-        cast("int", told["epoch"]),
+        cast("str", record["key"]),
+        cast("str | None", record.get("owner")) or "",
+        cast("int", record["epoch"]),
         None if last is None else commit_of(last),
         None if last is None else cast("str", last["groupId"]),
     )
 
 
 def place_of(text: str) -> Position:
-    """`ledger:entry`."""
+    """The position in a text `ledger:entry`."""
     ledger, _, entry = text.partition(":")
     return Position(int(ledger), int(entry))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from magnetar.spark.audit.audited import Audited, AuditedSegment
+from magnetar.spark.audit.audited import AuditedSegment, AuditState
 from magnetar.spark.audit.dag_picture import picture
 from magnetar.spark.audit.snapshot import Snapshot
 from magnetar.spark.audit.violations import Findings, Rule, Violation
@@ -36,7 +36,7 @@ class Report:
     """The part of it that read and decoded all entries."""
     before: Mapping[int, AuditedSegment] = field(default_factory=dict)
     """Segments that an earlier audit found right, and this one did not read again."""
-    audited: Audited | None = None
+    audited: AuditState | None = None
     """Segments that later audits need not read; None if there were violations."""
 
     @property
@@ -48,14 +48,14 @@ class Report:
         """The result in one sentence."""
         found = sum(self.findings.counts.values())
         verdict = "no violation" if not found else f"{found:,} violations"
-        told = (
+        sentence = (
             f"{verdict}: {self.snapshot.topic}, {len(self.seen)} segments, {self.rows:,} rows, "
             f"{len(self.snapshot.transactions):,} transactions"
         )
         before = sum(each.readable.messages for each in self.before.values())
         if self.before:
-            told += f"; audited before: {len(self.before)} segments, {before:,} rows"
-        return told
+            sentence += f"; audited before: {len(self.before)} segments, {before:,} rows"
+        return sentence
 
 
 def rule_lines(findings: Findings) -> Sequence[tuple[str, str, int, int]]:
@@ -104,7 +104,7 @@ def page(report: Report) -> str:
         picture(report.snapshot, report.seen, findings.violations),
         "<h2>Rules</h2>",
         _table(
-            ("Rule", "What must hold", "Looked at", "Broken"),
+            ("Rule", "What must hold", "Checked", "Broken"),
             [(name, what, f"{n:,}", f"{bad:,}") for name, what, n, bad in rule_lines(findings)],
         ),
         "<h2>Segments</h2>",

@@ -1,17 +1,7 @@
-"""V3, V4: rows of suspect producers, one by one: which are there twice, or in the wrong order.
+"""Checks of V3 and V4 on single rows of suspect producers: copies, and rows out of order.
 
-Pure.  Rules:
-
-- A row is there twice if an entry behind it has one that is the same: of that producer, with that
-  number and that publish time, key (or none) and value.  Rows of one entry may be the same: some
-  clients number batches, not the messages in them.
-- Copies are found among rows that are sorted by what they are (`copies_marked`), and the order is
-  looked at among those of one producer and key, sorted by place (`check_key`).  So each has to
-  remember one row, however many there are of a key.
-- Rows without key are in no order that anybody was promised: only copies of them are told.  They
-  may lie in any segment, and each numbers its own: equal ones of two segments are no copies.
-- From a parent to its child only publish times are compared: each segment has sequence ids of its
-  own.
+Pure.  `mark_copies` takes rows sorted by identity, `check_key` those of one producer and key
+sorted by place; so each remembers one row at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,10 +11,10 @@ from magnetar.protocol.ids import Position
 from magnetar.spark.audit.violations import Findings, Rule, Violation
 from magnetar.spark.range_facts import Stamp
 
-__all__ = ["KeyedRow", "Place", "Sent", "SuspectRow", "check_key", "copies_marked"]
+__all__ = ["KeyedRow", "RowPlace", "Sent", "SuspectRow", "check_key", "mark_copies"]
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """The place of a row; places compare in the order of the topic, along each path of its DAG."""
 
     depth: int
@@ -38,43 +28,49 @@ class Place(NamedTuple):
         """The position of the entry in its segment."""
         return Position(self.ledger_id, self.entry_id)
 
-    def is_beside(self, other: "Place") -> bool:
+    def is_beside(self, other: "RowPlace") -> bool:
         """Whether both are in one entry."""
         return self[:-1] == other[:-1]
 
 
 class Sent(NamedTuple):
-    """The identity of a row: another row with the same one is a copy."""
+    """The identity of a row; a row of a later entry with the same identity is a copy."""
 
     producer: str
     stamp: Stamp
     content: int
     """The hash of its key and value."""
     segment_id: int = -1
-    """The segment of a row without key; -1 for a row with a key."""
+    """The segment of a row without key; -1 for a row with a key.
+
+    Rows without key lie in any segment, and each segment numbers its own: equal ones of two
+    segments are no copies.
+    """
 
 
-SuspectRow = tuple[tuple[Sent, Place], str | None]
+SuspectRow = tuple[tuple[Sent, RowPlace], str | None]
 """A row of a suspect producer, and its key."""
 
 
 class KeyedRow(NamedTuple):
     """One row, among the rows of its producer and key in the order of the topic."""
 
-    place: Place
+    place: RowPlace
     stamp: Stamp
-    original: Place | None = None
+    original: RowPlace | None = None
     """The place of the first one, if this row is a copy."""
 
 
-def copies_marked(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None, KeyedRow]]:
-    """Producer, key and row of all that have a key or are copies.  Rows must be sorted."""
+def mark_copies(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None, KeyedRow]]:
+    """Producer, key and row of all rows that have a key or are copies; rows come sorted."""
+    # Rows without key were promised no order, so only copies of them are checked.
     what: Sent | None = None
-    first: Place | None = None
+    first: RowPlace | None = None
     for (sent, place), key in rows:
         original = None
         if first is None or sent != what:
             what, first = sent, place
+        # Rows of one entry may be equal: some clients number batches, not the messages in them.
         elif not place.is_beside(first):
             original = first
         if key is not None or original is not None:
@@ -82,9 +78,9 @@ def copies_marked(rows: Iterable[SuspectRow]) -> Iterator[tuple[str, str | None,
 
 
 def check_key(producer: str, key: str | None, rows: Iterable[KeyedRow], findings: Findings) -> None:
-    """Check all rows of one producer and key, in the order of the topic (V3, V4).
+    """Check the rows of one producer and key, in the order of the topic (V3, V4).
 
-    Without key: its copies, in any order.
+    If `key` is None, the rows are the copies without key of a producer.
     """
     highest: KeyedRow | None = None
     for row in rows:
@@ -100,6 +96,7 @@ def check_key(producer: str, key: str | None, rows: Iterable[KeyedRow], findings
 
 
 def _may_follow(row: KeyedRow, before: KeyedRow) -> bool:
+    # Between segments only times: each segment has sequence ids of its own.
     if row.place.segment_id != before.place.segment_id:
         return row.stamp.publish_time_ms >= before.stamp.publish_time_ms
     if row.stamp == before.stamp:
@@ -107,7 +104,7 @@ def _may_follow(row: KeyedRow, before: KeyedRow) -> bool:
     return row.stamp.may_follow(before.stamp)
 
 
-def _twice(producer: str, key: str | None, row: KeyedRow, first: Place) -> Violation:
+def _twice(producer: str, key: str | None, row: KeyedRow, first: RowPlace) -> Violation:
     return Violation(
         Rule.V3,
         f"Message {row.stamp.sequence_id} of producer {producer!r} {_with(key)} is there twice: in "

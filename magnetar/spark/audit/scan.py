@@ -1,8 +1,4 @@
-"""The tasks of an audit: read a range of a segment raw, and reduce it to facts.
-
-Runs on executors.  Rules: a range is read once, with a client of the process; what comes back does
-not grow with the rows.
-"""
+"""The tasks of an audit, for executors: read a range of a segment raw, and reduce it to facts."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -10,8 +6,8 @@ from typing import NamedTuple
 from magnetar.errors import InvalidMessage, TopicNotFound
 from magnetar.protocol.ids import Position
 from magnetar.reads import MessageColumns, StoredEntry, Visibility, take_apart, take_pieces
-from magnetar.spark.audit.row_checks import Place, Sent, SuspectRow
-from magnetar.spark.connecting import connected
+from magnetar.spark.audit.row_checks import RowPlace, Sent, SuspectRow
+from magnetar.spark.connecting import process_client
 from magnetar.spark.message_pieces import OpenMessages
 from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import SeenRange, Stamp
@@ -48,7 +44,7 @@ def scan(connection: Connection, part: AuditedRange, *, raw: bool = True) -> See
 def suspect_rows(
     connection: Connection, producers: frozenset[str], part: AuditedRange
 ) -> Iterator[SuspectRow]:
-    """The rows of these producers, one by one; what is aborted is nobody's order."""
+    """The rows of these producers, one by one, without aborted ones, which have no order."""
     columns, messages = MessageColumns(), OpenMessages()
     for entries in _entries(connection, part, True):
         for entry in entries:
@@ -58,13 +54,13 @@ def suspect_rows(
                 take_apart(entry, columns)
                 _put_together(messages, columns)
             except InvalidMessage:
-                pass  # The scan has told it.
+                pass  # The scan has reported the entry.
             yield from _rows(columns, producers, part)
             columns.clear()
 
 
 def _put_together(messages: OpenMessages, columns: MessageColumns) -> None:
-    """The row of a message in pieces, if its last one has come and all are there."""
+    """Add the row of a message in pieces to `columns` if its last piece has come and none lacks."""
     for piece in columns.pieces:
         known = messages.take(piece)
         if known is not None and len(known) == piece.pieces:
@@ -81,7 +77,7 @@ def _rows(
                 break
             key = columns.keys[at]
             index = columns.batch_indexes[at]
-            place = Place(part.depth, part.segment_id, run.ledger_id, run.entry_id, index)
+            place = RowPlace(part.depth, part.segment_id, run.ledger_id, run.entry_id, index)
             content = row_hash(None if key is None else key.encode(), columns.values[at])
             stamp = Stamp(run.publish_time_ms, columns.sequence_ids[at])
             where = part.segment_id if key is None else -1
@@ -93,7 +89,7 @@ def _entries(
     connection: Connection, part: AuditedRange, raw: bool
 ) -> Iterator[Sequence[StoredEntry]]:
     try:
-        yield from connected(connection).iterate(
+        yield from process_client(connection).iterate(
             lambda client: client.read_range(part.topic, part.start, part.end, raw=raw)
         )
     except TopicNotFound:

@@ -43,8 +43,8 @@ def index_of(txn: str) -> int:
 class Commit:
     """The record of a group's commit.
 
-    `winners`: by index of the attempt, messages and hash sum by segment topic; `totals` in place of
-    them where the header would have been too large.
+    `winners` has, by index of the attempt, messages and hash sum by segment topic.  A header that
+    would be too large has `totals` by segment topic in place of these counts.
     """
 
     query: str
@@ -66,7 +66,7 @@ class TransactionState:
     is_group: bool = False
     commit: Commit | None = None
     kept_until_ms: int | None = None
-    """Until then no broker collects it, nor a header that ended later; None: not known."""
+    """Brokers collect neither it nor a header that ended later before then; None: not known."""
     owner: str = ""
     """The owner of the key; several owners may have keys of the same name."""
 
@@ -136,11 +136,11 @@ class KeyState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The records, read in this order: ended headers, the cut, claims and aborted sets, headers,
-    keys.  The scan of entries comes after it.
+    """The brokers' records, taken before the scan of entries.
 
-    So the scan sees all of a transaction that had ended before the cut.  And whoever has a claim
-    has a header here: a header is stored before the claim, and collected after it.
+    They are read in this order: ended headers, the cut, claims and aborted sets, headers, keys.  So
+    the scan sees all entries of a transaction that had ended before the cut.  And a transaction
+    with a claim has a header here: a header is stored before the claim, and collected after it.
     """
 
     topic: str
@@ -157,5 +157,5 @@ class Snapshot:
         return State.MISSING if found is None else found.state_of(txn)
 
     def was_over(self, txn: str) -> bool:
-        """Whether it had ended when the cut was made."""
+        """Whether a transaction had ended when the cut was made."""
         return group_of(txn) in self.ended_before

@@ -1,10 +1,4 @@
-"""Rows of suspect producers, read and sorted by Spark: first by what they are, then by place.
-
-Rules: nothing is kept of a key but its last row, and Spark sorts on disk what does not fit into the
-memory of its workers (`spark.python.worker.memory`).  So neither a producer without keys nor a key
-that has all rows needs more memory than others.  Copies are sorted by their number too, which
-spreads a hot key over the partitions.
-"""
+"""Rows of suspect producers, read and sorted by Spark: first by identity, then by place."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -16,11 +10,11 @@ from pyspark.sql import SparkSession
 from magnetar.spark.audit.order_checks import suspects
 from magnetar.spark.audit.row_checks import (
     KeyedRow,
-    Place,
+    RowPlace,
     Sent,
     SuspectRow,
     check_key,
-    copies_marked,
+    mark_copies,
 )
 from magnetar.spark.audit.scan import AuditedRange, suspect_rows
 from magnetar.spark.audit.snapshot import Snapshot
@@ -29,14 +23,14 @@ from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import SeenProducer, Stamp
 from magnetar.spark.row_hash import row_hash
 
-__all__ = ["SuspectKey", "by_place", "check_order", "checked_keys"]
+__all__ = ["SuspectKey", "rows_by_place", "check_order", "check_keys"]
 
 PARTITIONS: Final = 32
 
 SuspectKey = tuple[str, bool, str]
 """Producer, whether there is a key, and the key: they compare with each other."""
-PlacedRow = tuple[tuple[SuspectKey, Place], tuple[Stamp, Place | None]]
-"""Spark sorts by the first."""
+PlacedRow = tuple[tuple[SuspectKey, RowPlace], tuple[Stamp, RowPlace | None]]
+"""The sort key of a suspect row, then its stamp and, for a copy, the place of the original."""
 
 
 def check_order(
@@ -47,31 +41,33 @@ def check_order(
     snapshot: Snapshot,
     findings: Findings,
 ) -> None:
-    """V3, V4: row by row, where a producer's messages as a whole are not in order."""
+    """Check the rows of suspect producers one by one (V3, V4)."""
     found = suspects(producers, snapshot, findings)
     if not found:
         return
     where = {segment_id for segments in found.values() for segment_id in segments}
     there = [part for part in parts if part.segment_id in where]
+    # Spark sorts on disk what exceeds the memory of its workers (`spark.python.worker.memory`), and
+    # the checks remember one row at a time.  So a key that has all rows needs no more memory.
     checked = (
         spark.sparkContext.parallelize(there, max(1, len(there)))
         .flatMap(partial(suspect_rows, connection, frozenset(found)))
         .repartitionAndSortWithinPartitions(PARTITIONS, _by_number)
-        .mapPartitions(by_place)
+        .mapPartitions(rows_by_place)
         .repartitionAndSortWithinPartitions(PARTITIONS, _by_key)
-        .mapPartitions(checked_keys)
+        .mapPartitions(check_keys)
     )
     for each in checked.collect():  # One of each partition, and bounded.
         findings.merge(each)
 
 
-def by_place(rows: Iterable[SuspectRow]) -> Iterator[PlacedRow]:
+def rows_by_place(rows: Iterable[SuspectRow]) -> Iterator[PlacedRow]:
     """Find the copies in a partition sorted by identity; the rows to check by place."""
-    for producer, key, (place, stamp, original) in copies_marked(rows):
+    for producer, key, (place, stamp, original) in mark_copies(rows):
         yield ((producer, key is not None, key or ""), place), (stamp, original)
 
 
-def checked_keys(rows: Iterable[PlacedRow]) -> Iterator[Findings]:
+def check_keys(rows: Iterable[PlacedRow]) -> Iterator[Findings]:
     """Check the rows of a partition sorted by producer, key and place."""
     findings = Findings()
     for (producer, has_key, key), of_key in groupby(rows, key=_suspect_key_of):
@@ -84,13 +80,14 @@ def _suspect_key_of(row: PlacedRow) -> SuspectKey:
     return row[0][0]
 
 
-def _by_number(key: tuple[Sent, Place]) -> int:
-    """Copies are sorted together."""
+def _by_number(key: tuple[Sent, RowPlace]) -> int:
+    """Partition rows by producer and sequence id, so that copies come together."""
+    # Not by key: a hot key is spread over the partitions.
     sent, _ = key
     return row_hash(sent.producer.encode(), sent.stamp.sequence_id.to_bytes(8, "big", signed=True))
 
 
-def _by_key(key: tuple[SuspectKey, Place]) -> int:
-    """Rows of one producer and key are sorted together."""
+def _by_key(key: tuple[SuspectKey, RowPlace]) -> int:
+    """Partition rows by producer and key."""
     (producer, has_key, name), _ = key
     return row_hash(producer.encode(), name.encode() if has_key else None)

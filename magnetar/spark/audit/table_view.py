@@ -9,7 +9,7 @@ from magnetar.spark.audit.snapshot import Snapshot
 from magnetar.spark.audit.violations import Findings, Rule, Violation
 from magnetar.spark.offload.job import manifests_of
 from magnetar.spark.offload.manifest import SegmentManifest, TableFile
-from magnetar.spark.offload.place import Place
+from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.offload.table import read_file
 from magnetar.spark.range_facts import NO_ROWS, SeenRange, Tally
 
@@ -18,7 +18,7 @@ __all__ = ["is_comparable", "table_view"]
 
 def table_view(
     spark: SparkSession,
-    place: Place,
+    place: TablePlace,
     snapshot: Snapshot,
     seen: Mapping[int, SeenRange],
     findings: Findings,
@@ -54,12 +54,12 @@ def table_view(
             what = f"The file {name} of the table is missing, damaged, or not in order."
             findings.add(Violation(Rule.V3, what, segment_id))
         else:
-            told = Tally(file.rows, file.hash_sum)
-            totals[segment_id] = totals[segment_id].plus(told)
+            tally = Tally(file.rows, file.hash_sum)
+            totals[segment_id] = totals[segment_id].plus(tally)
     return {each: (tally.messages, tally.hash_sum) for each, tally in totals.items()}
 
 
-def _read(place: Place, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
+def _read(place: TablePlace, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
     segment_id, name = given
     return segment_id, name, read_file(place, name)
 
@@ -70,7 +70,7 @@ def is_comparable(
     seen: Mapping[int, SeenRange],
     findings: Findings,
 ) -> bool:
-    """Whether the scan has seen the very entries of the table; if not, the findings say why.
+    """Whether the scan has seen the entries that the table has; if not, the findings say why.
 
     Retention may have deleted entries that the table has, and chunked messages that lie across
     ranges are not counted.

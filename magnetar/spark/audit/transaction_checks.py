@@ -1,12 +1,6 @@
-"""V1, V2, V5: what was seen of each transaction, held against its header, claims and aborted set.
+"""Checks of V1, V2, V3 and V5: rows of each transaction beside its header, claims, aborted set.
 
-Pure.  Rules:
-
-- Judged is what had ended before the cut.  What ended while the audit ran is left to the next one.
-- A transaction that was open at the cut has its rows there behind the horizon; what shows of them
-  tells nothing, as it may have ended before the scan came to them.
-- A header that was collected leaves nothing to compare counts with: what its rows show is then
-  taken as it is, and told as unchecked.
+Pure.  A committed transaction that had not ended before the cut is left to a later audit.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,10 +20,10 @@ from magnetar.spark.range_facts import NO_ROWS, PLAIN, SeenTransaction, Tally
 __all__ = ["Expected", "check_claims", "check_counts", "check_seen", "expected_of_groups"]
 
 _IN_PIECES: Final = (
-    "Rows of transactions whose messages in pieces lie across ranges: they were not put together."
+    "Rows of transactions with messages in pieces that lie across ranges: they were not assembled."
 )
 _ENCRYPTED: Final = (
-    "Rows of transactions with encrypted entries: nobody without the keys can count them."
+    "Rows of transactions with encrypted entries: they cannot be counted without the keys."
 )
 _TRIMMED: Final = "Rows of transactions in ledgers that retention has taken."
 
@@ -47,14 +41,15 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
     is_marked = seen.txn in segment.aborted
     findings.count_check(Rule.V2)
     if state is State.ABORTED and seen.readable.messages:
-        _found(
+        _add_violation(
             findings,
             Rule.V2,
             seen,
             f"{seen.readable.messages} rows of it are readable, though it was aborted",
         )
+    # Behind the horizon it tells nothing: the transaction may have ended before the scan came.
     if state is State.OPEN and seen.readable.messages and seen.first < segment.horizon:
-        _found(
+        _add_violation(
             findings,
             Rule.V2,
             seen,
@@ -62,11 +57,11 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
         )
         if seen.txn not in segment.claimed:
             findings.count_check(Rule.V5)
-            _found(findings, Rule.V5, seen, "it is open and has rows here, but no claim")
+            _add_violation(findings, Rule.V5, seen, "it is open and has rows here, but no claim")
     if state is State.COMMITTED and snapshot.was_over(seen.txn):
         findings.count_check(Rule.V1)
         if seen.aborted.messages or is_marked:
-            _found(
+            _add_violation(
                 findings,
                 Rule.V1,
                 seen,
@@ -80,7 +75,7 @@ def check_seen(seen: SeenTransaction, snapshot: Snapshot, findings: Findings) ->
 def _check_plain(seen: SeenTransaction, findings: Findings) -> None:
     findings.count_check(Rule.V1)
     if seen.aborted.messages:
-        _found(
+        _add_violation(
             findings,
             Rule.V1,
             seen,
@@ -91,20 +86,21 @@ def _check_plain(seen: SeenTransaction, findings: Findings) -> None:
 def _check_missing(
     seen: SeenTransaction, segment: SegmentState, findings: Findings, *, is_marked: bool
 ) -> None:
-    """Without a header: readable if nothing is said of it here, hidden if it is in the set."""
+    """Check rows of a transaction without a header, as far as the aborted set and claims tell."""
+    # A collected header leaves no counts to compare with, so the rest is reported as unchecked.
     findings.count_check(Rule.V5)
     if seen.txn in segment.claimed:
-        _found(findings, Rule.V5, seen, "it has a claim here, but no header any more")
+        _add_violation(findings, Rule.V5, seen, "it has a claim here, but no header any more")
     if is_marked and seen.readable.messages and seen.last <= segment.aborted[seen.txn]:
-        _found(
+        _add_violation(
             findings,
             Rule.V2,
             seen,
             f"{seen.readable.messages} rows of it are readable, though they are in the aborted set",
         )
     findings.cannot_tell(
-        "Transactions whose headers were collected: their rows were held against the aborted set "
-        "only, as what their writers counted went with the headers."
+        "Transactions whose headers were collected: their rows were compared with the aborted set "
+        "only, as the counts of their writers were in the headers."
     )
 
 
@@ -132,10 +128,10 @@ def check_counts(
     findings: Findings,
     before: Collection[int] = (),
 ) -> None:
-    """V1, V3: each writer's count against what is there; nothing that no writer counted.
+    """Compare the rows of each transaction with the count of its writer (V1, V3).
 
-    Of `seen`, which is gone through once, nothing is kept but what was expected.  `before`: those
-    segments were not read, as an earlier audit had.
+    `seen` is iterated once, and only totals of groups are kept.  Segments in `before` were not
+    read, as an earlier audit had read them.
     """
     topics = {
         each.topic: each for each in snapshot.segments.values() if each.segment_id not in before
@@ -145,12 +141,12 @@ def check_counts(
     totals: dict[tuple[str, str], SeenTransaction] = {}
     for there in seen:
         topic = snapshot.segments[there.segment_id].topic
-        told = expected.get((there.txn, topic))
-        if told is not None:
+        reported = expected.get((there.txn, topic))
+        if reported is not None:
             unseen.discard((there.txn, topic))
-            _compare(there.txn, topics[topic], told, there, findings)
+            _compare(there.txn, topics[topic], reported, there, findings)
         elif there.txn in counted:
-            _found(
+            _add_violation(
                 findings,
                 Rule.V3,
                 there,
@@ -181,34 +177,34 @@ def _add_total(
 def _compare(
     txn: str,
     segment: SegmentState,
-    told: Tally,
+    reported: Tally,
     there: SeenTransaction | None,
     findings: Findings,
 ) -> None:
     findings.count_check(Rule.V1)
     findings.count_check(Rule.V3)
     all_rows = NO_ROWS if there is None else there.all
-    if all_rows == told:
+    if all_rows == reported:
         return
-    unchecked = _why_fewer(told.messages, there, segment)
+    unchecked = _why_fewer(reported.messages, there, segment)
     if unchecked is not None:
         findings.cannot_tell(unchecked)
         return
-    if all_rows.messages != told.messages:
-        lacks = told.messages - all_rows.messages
+    if all_rows.messages != reported.messages:
+        lacks = reported.messages - all_rows.messages
         what = (
-            f"its writer stored {told.messages} rows, {all_rows.messages} are there: "
+            f"its writer stored {reported.messages} rows, {all_rows.messages} are there: "
             f"{abs(lacks)} {'are missing' if lacks > 0 else 'are too many'}"
         )
         rule = Rule.V1 if lacks > 0 else Rule.V3
     else:
-        what, rule = f"its {told.messages} rows are not those that its writer stored", Rule.V3
+        what, rule = f"its {reported.messages} rows are not those that its writer stored", Rule.V3
     position = None if there is None else there.first
     findings.add(Violation(rule, f"Transaction {txn}: {what}.", segment.segment_id, position, txn))
 
 
 def _why_fewer(messages: int, there: SeenTransaction | None, segment: SegmentState) -> str | None:
-    """Why fewer rows than so many need not be wrong; None: it is, or there are not fewer."""
+    """Why fewer rows than `messages` need not be wrong; None: it is wrong, or they are no fewer."""
     if messages <= (0 if there is None else there.all.messages):
         return None
     if there is not None and messages <= there.whole:
@@ -249,7 +245,7 @@ def _check_totals(
 
 
 def check_claims(snapshot: Snapshot, findings: Findings) -> None:
-    """V5: claims of what nobody knows; V1: what is in an aborted set and was committed."""
+    """Check claims without a header (V5), and committed transactions in aborted sets (V1)."""
     for segment in snapshot.segments.values():
         for claim in segment.claims:
             findings.count_check(Rule.V5)
@@ -278,6 +274,6 @@ def check_claims(snapshot: Snapshot, findings: Findings) -> None:
                 )
 
 
-def _found(findings: Findings, rule: Rule, seen: SeenTransaction, what: str) -> None:
+def _add_violation(findings: Findings, rule: Rule, seen: SeenTransaction, what: str) -> None:
     txn = f"Transaction {seen.txn}" if seen.txn else "Rows without transaction"
     findings.add(Violation(rule, f"{txn}: {what}.", seen.segment_id, seen.first, seen.txn or None))

@@ -1,6 +1,6 @@
-"""The rules of an audit, and what it has found.
+"""The rules of an audit, and its findings.
 
-Pure.  Each rule says what must hold; a violation names where it does not, and what was seen there.
+Pure.  A rule says what must hold; a violation names a place where it does not.
 """
 
 import enum
@@ -12,7 +12,7 @@ from magnetar.protocol.ids import Position
 __all__ = ["Findings", "Rule", "Violation"]
 
 KEPT_EACH: Final = 1000
-"""Violations of one rule that are kept with their places; beyond it they are counted."""
+"""The most violations of one rule that are kept with their places; others are only counted."""
 
 
 class Rule(enum.Enum):
@@ -40,14 +40,14 @@ class Violation:
 
 @dataclass(slots=True)
 class Findings:
-    """Violations, and what could not be checked."""
+    """The violations, with counts of checks and of facts that could not be checked."""
 
     violations: list[Violation] = field(default_factory=list)
     counts: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
     checked: dict[Rule, int] = field(default_factory=lambda: dict.fromkeys(Rule, 0))
     """The number of checks of each rule, by transaction, range, producer or batch."""
     unchecked: dict[str, int] = field(default_factory=dict)
-    """Sentences about what cannot be known any more, with how often."""
+    """Sentences about facts that could not be checked, each with its number of times."""
 
     def add(self, violation: Violation) -> None:
         """Add a violation."""
@@ -56,11 +56,11 @@ class Findings:
             self.violations.append(violation)
 
     def count_check(self, rule: Rule, times: int = 1) -> None:
-        """A rule was looked at."""
+        """Count checks of a rule."""
         self.checked[rule] += times
 
     def cannot_tell(self, why: str, times: int = 1) -> None:
-        """Something could not be checked."""
+        """Count facts that could not be checked, with the reason as a sentence."""
         self.unchecked[why] = self.unchecked.get(why, 0) + times
 
     def merge(self, other: "Findings") -> None:

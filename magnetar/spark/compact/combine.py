@@ -1,13 +1,4 @@
-"""Reduces the rows of one range, in order, to the last one of each key.
-
-Pure.  Rules:
-
-- Rows without key are all kept.
-- What is kept is bounded by COMBINED_BYTES: beyond it everything is given out, and later rows of
-  the same keys come out once more.  So a key may come several times, in its order; the shuffle that
-  follows keeps the one with the highest `order_key`.
-- Rows are put together when PENDING_ROWS or PENDING_BYTES of new ones have come.
-"""
+"""Reduces the rows of one range, in order, to the last one of each key.  Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -16,18 +7,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["combined", "last_of_each_key"]
+__all__ = ["combine", "last_of_each_key"]
 
 COMBINED_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of reduced rows in memory."""
 PENDING_ROWS: Final = 100_000
 PENDING_BYTES: Final = 16 * 1024 * 1024
+"""Rows, or bytes of them, after which they are reduced."""
 ROWS_OF_A_BATCH: Final = 16_384
 
 
-def combined(
+def combine(
     batches: Iterable[pa.RecordBatch], most_bytes: int = COMBINED_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that are kept, in their order; `key` is a column."""
+    """The last row of each key and all rows without key, in order; `key` is a column.
+
+    A range whose reduced rows exceed `most_bytes` may give a key several times, in order.
+    """
     kept: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -40,6 +36,7 @@ def combined(
             continue
         table = last_of_each_key(pa.Table.from_batches(kept))
         kept, rows, size = table.to_batches(), 0, 0
+        # The shuffle that follows keeps one row of each key, so memory may be freed at any time.
         if table.nbytes >= most_bytes:
             yield from table.to_batches(max_chunksize=ROWS_OF_A_BATCH)
             kept = []

@@ -1,18 +1,4 @@
-"""The compaction as a job of Spark: a batch read up to a cut, one row of each key, one write.
-
-Rules:
-
-- A task reduces its range of a segment to the last row of each key before anything is shuffled, in
-  bounded memory; of what is left the row with the highest `order_key` wins, which sorts along every
-  path of splits and merges.  Spark sorts with files where memory does not do.
-- Partitions of a regular topic have no order, and a key is in several of them if their number was
-  changed.  Then the last row of each partition counts, and of those the one that was published
-  last, by producers' clocks; how many such keys there were is told.
-- The write is one group: readers of the new topic see all of it or nothing.  The cut is kept with
-  the decision, so whoever has read the generation can go on from there in the topic itself.
-- Run again for the same generation: if it is there, nothing is read or written; if not, nothing of
-  the earlier run is ever seen, and the work begins anew.
-"""
+"""The compaction as a job of Spark: a batch read up to a cut, one row of each key, one write."""
 
 import threading
 import time
@@ -29,10 +15,10 @@ from pyspark.sql.window import WindowSpec
 import magnetar
 import magnetar.spark
 from magnetar.errors import MagnetarError
-from magnetar.spark.compact.combine import combined
+from magnetar.spark.compact.combine import combine
 from magnetar.spark.compact.request import Compaction, job_id, key_name
-from magnetar.spark.connecting import connected
-from magnetar.spark.cut import entered
+from magnetar.spark.connecting import process_client
+from magnetar.spark.cut import enter_children
 from magnetar.spark.cut_json import cut_of_text, text_of
 from magnetar.spark.data_source import FORMAT
 from magnetar.spark.errors import InvalidOption
@@ -44,7 +30,7 @@ from magnetar.spark.sink_options import TransactionKeyOption
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.spark_failure import query_failed
 from magnetar.spark.starting import Bound, BoundKind, end_cut, start_cut
-from magnetar.spark.tasks import between, rows_in
+from magnetar.spark.tasks import ranges_between, rows_in
 from magnetar.spark.topic_reading import TopicReading
 
 __all__ = ["Generation", "compact"]
@@ -65,11 +51,11 @@ class Generation:
     """The cut up to which rows were read, as text."""
     made_before: bool
     read: int = 0
-    """Rows, by this run."""
+    """Number of rows that this run has read."""
     combined: int = 0
-    """Rows that were left of them before they were sorted by key."""
+    """Number of these rows that were shuffled, after each task had reduced its range."""
     torn: int = 0
-    """Keys with rows in several partitions, whose last row was found by the publish time."""
+    """Number of keys with rows in several partitions; the publish time decided their last row."""
 
     def sentence(self) -> str:
         """The outcome as a sentence."""
@@ -92,20 +78,27 @@ def compact(
 ) -> Generation:
     """Make a generation.
 
+    The write is one group, so readers of the new topic see all of it or nothing.  The cut is kept
+    with the commit: a reader of the generation can go on from there in the source.  If an earlier
+    run has made the generation, no row is read or written; if that run failed, none of its rows is
+    visible, and the work begins anew.
+
     Raises `InvalidOption`, `JobFailed` where Spark gave up, and what the client does.
     """
     given = {"topic": asked.source, "end": asked.end}
     options = SourceOptions.of(Options({**connection.options(), **given}))
     topic = TopicReading(connection, options.topic)
     layout = topic.layout()
-    start = entered(start_cut(Bound(BoundKind.EARLIEST), topic, layout, options.nowhere), layout)
-    end = entered(end_cut(options.end, topic, layout, start), layout)
+    start = enter_children(
+        start_cut(Bound(BoundKind.EARLIEST), topic, layout, options.nowhere), layout
+    )
+    end = enter_children(end_cut(options.end, topic, layout, start), layout)
     cut = text_of(end)
     key = magnetar.spark.open_key(
         connection.service_url, key_name(asked.target), **connection.client_options()
     )
     if key.last is not None:
-        return _made(asked, options, key, cut)
+        return _existing_generation(asked, options, key, cut)
     _refuse_rows_of_others(TopicReading(connection, asked.target))
     magnetar.spark.register(spark)
     partitions = [each.segment_id for each in layout.segments.values() if each.legacy]
@@ -124,7 +117,7 @@ def compact(
         .mode("append")
     )
     try:
-        with _watched(spark, progress, rows_in(topic, between(start, end, layout))):
+        with _show_progress(spark, progress, rows_in(topic, ranges_between(start, end, layout))):
             writer.save()
     except PySparkException as error:
         raise query_failed(error) from error
@@ -136,19 +129,19 @@ def compact(
 
 
 class Counts:
-    """The number of rows read so far; rows of a task that is tried again count again."""
+    """Counts of rows at steps of the job; rows of a task that is tried again count again."""
 
     def __init__(self) -> None:
         self._observed: dict[str, Observation] = {}
 
     def counted(self, frame: DataFrame, name: str, which: Column | None = None) -> DataFrame:
-        """The same rows; counted are those of which `which` is true, or all."""
+        """The same rows, of which those with `which` true (None: all) are counted as `name`."""
         self._observed[name] = Observation(name)
         one = F.lit(1) if which is None else F.when(which, 1)
         return frame.observe(self._observed[name], F.count(one).alias("rows"))
 
     def of(self, name: str) -> int:
-        """Once the rows were written."""
+        """The count named `name`; waits until the rows are written."""
         return int(self._observed[name].get["rows"])
 
 
@@ -162,10 +155,12 @@ def last_rows(
     rows = counts.counted(frame, "read")
     if not asked.keyless:
         rows = rows.where("key IS NOT NULL")
-    rows = counts.counted(rows.mapInArrow(combined, frame.schema), "combined")
+    # Each task reduces its own range first, in bounded memory, so that less is shuffled.
+    rows = counts.counted(rows.mapInArrow(combine, frame.schema), "combined")
     # Rows without key are each a group of their own, so that they are shuffled evenly.
     group = (F.col("key"), F.when(F.col("key").isNull(), F.col("order_key")))
     of_key = Window.partitionBy(*group)
+    # An `order_key` sorts along every path of splits and merges.
     newest = of_key.orderBy(F.col("order_key").desc())
     if len(partitions) > 1:
         rows = _by_publish_time(rows, of_key, newest, partitions, counts)
@@ -188,7 +183,9 @@ def _by_publish_time(
 ) -> DataFrame:
     """The last row of each key in each segment, with its `rank` among these, from 1.
 
-    What was written after the topic had become a scalable one comes after all of its partitions.
+    Partitions of a regular topic have no order among them, and a key is in several of them if their
+    number was changed.  So the publish time, by producers' clocks, decides between the last rows of
+    partitions.  Rows written after the topic became a scalable one come after all partitions.
     """
     # The first 8 bytes of an order key are the segment.
     segment = F.conv(F.hex(F.substring("order_key", 1, 8)), 16, 10).cast("bigint")
@@ -213,13 +210,15 @@ def _abort(connection: Connection, key: OpenedKey) -> None:
         finally:
             await groups.close()
 
-    with suppress(MagnetarError):  # It is aborted by its deadline, or by who opens the key.
-        connected(connection).run(abort)
+    with suppress(MagnetarError):  # Its deadline aborts it, or the next one that opens the key.
+        process_client(connection).run(abort)
 
 
-def _made(asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str) -> Generation:
+def _existing_generation(
+    asked: Compaction, options: SourceOptions, key: OpenedKey, cut: str
+) -> Generation:
     """The generation that is there.  Raises `InvalidOption` if another one was asked for."""
-    assert key.last is not None, "asked for by who has seen it"
+    assert key.last is not None, "the caller has checked it"
     known = key.last.positions or ""
     made = text_of(cut_of_text(known, options.topic, options.name))
     if options.end.kind is BoundKind.CUT and made != cut:
@@ -242,8 +241,8 @@ def _refuse_rows_of_others(target: TopicReading) -> None:
 
 
 @contextmanager
-def _watched(spark: SparkSession, progress: Progress, total: int | None) -> Iterator[None]:
-    """Tells of the stages that run."""
+def _show_progress(spark: SparkSession, progress: Progress, total: int | None) -> Iterator[None]:
+    """Show the progress of the stages that run within the block."""
     tracker = spark.sparkContext.statusTracker()
     ended = threading.Event()
     of = "" if total is None else f" of {total:,} rows"

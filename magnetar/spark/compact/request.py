@@ -1,11 +1,6 @@
 """The request of a compaction, and the names of its transaction key and job.
 
-Pure.  Rules:
-
-- The topic that it makes (a *generation*) is of one compaction, and known by its transaction key,
-  which is named after it; so whoever makes it again finds that it is there.
-- The job is named after the topic that is read and the cut.
-- Durations are a number and a unit: `90s`, `30m`, `12h`, `7d`, `4w`.
+Pure.  The topic that a compaction makes is a *generation*.
 """
 
 import hashlib
@@ -54,15 +49,16 @@ def generation_topic(target: str, generation: str | None) -> str:
 
 
 def key_name(topic: str) -> str:
-    """The transaction key of the compaction that makes this topic."""
+    """The name of the transaction key of the compaction that makes this topic."""
+    # Named after the topic, so that a later run finds the generation that is there.
     name = f"compact:{topic}"
     return name if len(name.encode()) <= NAME_BYTES else f"compact:{_digest(topic)}"
 
 
 def job_id(source: str, cut: str) -> str:
-    """The job id of a compaction; `cut` is text."""
-    told = source if len(source.encode()) <= NAME_BYTES else _digest(source)
-    return f"compact {told} {_digest(cut)[:16]}"
+    """The job id of a compaction: the topic that it reads, and the hash of the cut's text."""
+    name = source if len(source.encode()) <= NAME_BYTES else _digest(source)
+    return f"compact {name} {_digest(cut)[:16]}"
 
 
 def _digest(text: str) -> str:
@@ -70,7 +66,7 @@ def _digest(text: str) -> str:
 
 
 def milliseconds(text: str) -> int:
-    """Convert a duration, such as `7d`, to milliseconds.  Raises `InvalidOption`."""
+    """Convert `90s`, `30m`, `12h`, `7d` or `4w` to milliseconds.  Raises `InvalidOption`."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise InvalidOption(f"{text!r} is no duration; give a number and a unit: 90s, 12h, 7d.")

@@ -1,4 +1,4 @@
-"""Asks brokers for the raw copies of segments, over REST, and follows their progress."""
+"""Raw copies of segments: requests to brokers, over REST, and their progress."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ __all__ = ["OffloadFailed", "await_copies", "drop_hot"]
 
 POLL_S: Final = 0.5
 STALLED_S: Final = 3600
-"""Longest time without a further ledger copied."""
+"""The longest time without another ledger copied."""
 OffloadStatus = Mapping[str, object]
 """The state of a segment's offload, as the broker returns it in JSON."""
 
@@ -50,8 +50,8 @@ def await_copies(
                 del waiting[segment_id]
             elif status["status"] == "ERROR":
                 raise OffloadFailed(
-                    f"The broker could not copy segment {segment_id}: {status['lastError']} Mend "
-                    "that, and run the same command again."
+                    f"The broker could not copy segment {segment_id}: {status['lastError']} "
+                    "Correct that, and run the same command again."
                 )
         now = sum(copied.values())
         if now != known:
@@ -60,8 +60,8 @@ def await_copies(
         if waiting:
             if time.monotonic() - since_s > STALLED_S:
                 raise OffloadFailed(
-                    f"The copies of segments {sorted(waiting)} come no further; look into the log "
-                    "of the broker (offload_failed), and run the same command again."
+                    f"No ledger of segments {sorted(waiting)} was copied for {STALLED_S} s; look "
+                    "into the log of the broker (offload_failed), and run the same command again."
                 )
             time.sleep(POLL_S)
     return found

@@ -3,7 +3,7 @@
 Rules:
 
 - O1 A segment's manifest is written after its raw entries and its files were read again and
-  matched: each ledger's hash is that of its copy, and the files have the rows of the raw entries.
+  match: each ledger has the hash of its copy, and the files have the rows of the raw entries.
 - O2 The topic's manifest is written after those that it lists.
 - O3 Only ledgers that a stored manifest names are dropped.
 """
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from magnetar.layout import Layout, Segment
 from magnetar.protocol.ids import Position
 from magnetar.spark.admin import AdminRest
-from magnetar.spark.cut import Place as CutPlace
+from magnetar.spark.cut import Place
 from magnetar.spark.offload.copies import OffloadFailed, await_copies, drop_hot
 from magnetar.spark.offload.manifest import (
     InvalidManifest,
@@ -34,13 +34,13 @@ from magnetar.spark.offload.manifest import (
     topic_segments,
     topic_text,
 )
-from magnetar.spark.offload.place import Place
+from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.offload.table import RawSegment, SeenRaw, read_file, read_raw, write_file
 from magnetar.spark.options import Connection
-from magnetar.spark.tasks import SegmentRange, cut_large
+from magnetar.spark.tasks import SegmentRange, split_large
 from magnetar.spark.topic_reading import TopicReading
 
-__all__ = ["Offloaded", "SegmentPart", "manifests_of", "matched", "offload"]
+__all__ = ["OffloadResult", "SegmentPart", "manifests_of", "verified_manifest", "offload"]
 
 FILE_BYTES: Final = 128 * 1024 * 1024
 """Bytes of stored entries whose rows make up one file."""
@@ -48,7 +48,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Offloaded:
+class OffloadResult:
     """The result of one run, by segment id."""
 
     before: dict[int, SegmentManifest] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Offloaded:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPart:
-    """A segment that is to be offloaded, whole."""
+    """A segment that is to be offloaded as a whole, with a range for each file."""
 
     segment: Segment
     start: Position
@@ -76,23 +76,25 @@ def offload(
     connection: Connection,
     rest: AdminRest,
     topic: str,
-    place: Place,
+    place: TablePlace,
     *,
     copies_url: str | None = None,
     drop: bool = False,
     file_bytes: int = FILE_BYTES,
     progress: Progress = lambda _: None,
-) -> Offloaded:
+) -> OffloadResult:
     """Offload the segments that are sealed and can be read to their ends (O1 to O3).
 
     Other segments wait for a later run.  A segment with a manifest is done; files that a broken-off
-    run has left are used.  `copies_url` is where brokers put raw copies, if not at their own
-    `offload_url`; `drop` deletes ledgers that have copies.  Raises
-    `OffloadFailed`, `InvalidManifest`, `PlaceFailed`, `AdminFailed`, and what the client does.
+    run has left are used.  `copies_url` is the place for raw copies, if not the `offload_url` of
+    brokers; `drop` deletes ledgers that have copies.
+
+    Raises `OffloadFailed`, `InvalidManifest`, `PlaceFailed`, `AdminFailed`, and what the client
+    does.
     """
     reading = TopicReading(connection, topic)
     layout = reading.layout()
-    done = Offloaded()
+    done = OffloadResult()
     parts: list[SegmentPart] = []
     for segment_id, segment in sorted(layout.segments.items()):
         known = _known(place, topic, segment)
@@ -114,7 +116,7 @@ def offload(
     return done
 
 
-def manifests_of(place: Place, topic: str) -> dict[int, SegmentManifest]:
+def manifests_of(place: TablePlace, topic: str) -> dict[int, SegmentManifest]:
     """The manifests of all segments in the table.  Raises `InvalidManifest`, `PlaceFailed`."""
     listed = get_text(place, topic_name_of(topic))
     if listed is None:
@@ -133,12 +135,12 @@ def manifests_of(place: Place, topic: str) -> dict[int, SegmentManifest]:
     return found
 
 
-def put_text(place: Place, name: str, text: str) -> None:
+def put_text(place: TablePlace, name: str, text: str) -> None:
     """Store a manifest, whole or not at all."""
     place.put(name, io.BytesIO(text.encode()))
 
 
-def get_text(place: Place, name: str) -> str | None:
+def get_text(place: TablePlace, name: str) -> str | None:
     """A manifest; None if it is not there."""
     with tempfile.TemporaryFile() as file:
         if not place.get(name, file):
@@ -147,7 +149,7 @@ def get_text(place: Place, name: str) -> str | None:
         return file.read().decode()
 
 
-def _known(place: Place, topic: str, segment: Segment) -> SegmentManifest | None:
+def _known(place: TablePlace, topic: str, segment: Segment) -> SegmentManifest | None:
     text = None if segment.active else get_text(place, segment_name_of(topic, segment.segment_id))
     if text is None:
         return None
@@ -175,22 +177,22 @@ def _part_of(reading: TopicReading, segment: Segment, file_bytes: int) -> Segmen
         )
     if not plan.sealed or plan.horizon < plan.raw_end:
         return None
-    start, end = CutPlace.at(plan.earliest), CutPlace.at(plan.raw_end)
+    start, end = Place.at(plan.earliest), Place.at(plan.raw_end)
     whole = SegmentRange(segment.segment_id, segment.topic, start, end)
-    ranges = cut_large(reading, [whole], file_bytes)
+    ranges = split_large(reading, [whole], file_bytes)
     return SegmentPart(segment, plan.earliest, plan.raw_end, ranges)
 
 
 def _write(
     spark: SparkSession,
     connection: Connection,
-    place: Place,
+    place: TablePlace,
     topic: str,
     parts: Sequence[SegmentPart],
     copies: Mapping[int, tuple[LedgerCopy, ...]],
     progress: Progress,
 ) -> list[SegmentManifest]:
-    """Write all files, read everything again, and compare."""
+    """Write all files, read files and raw entries again, and compare them (O1)."""
     if not parts:
         return []
     context = spark.sparkContext
@@ -218,7 +220,7 @@ def _write(
     seen = context.parallelize(raws, len(raws)).map(partial(read_raw, connection)).collect()
     by_segment = {each.segment_id: each for each in seen}
     return [
-        matched(
+        verified_manifest(
             topic,
             each,
             copies[each.segment.segment_id],
@@ -230,25 +232,25 @@ def _write(
 
 
 def _write_range(
-    connection: Connection, place: Place, topic: str, given: tuple[int, SegmentRange]
+    connection: Connection, place: TablePlace, topic: str, given: tuple[int, SegmentRange]
 ) -> tuple[int, str | None]:
     created_at_ms, part = given
     return part.segment_id, write_file(connection, place, topic, created_at_ms, part)
 
 
-def _read_file(place: Place, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
+def _read_file(place: TablePlace, given: tuple[int, str]) -> tuple[int, str, TableFile | None]:
     segment_id, name = given
     return segment_id, name, read_file(place, name)
 
 
-def matched(
+def verified_manifest(
     topic: str,
     part: SegmentPart,
     copies: tuple[LedgerCopy, ...],
     files: Sequence[tuple[str, TableFile | None]],
     raw: SeenRaw,
 ) -> SegmentManifest:
-    """O1: the manifest of a segment, if all that was read again matches; else `OffloadFailed`."""
+    """The manifest of a segment (O1).  Raises `OffloadFailed` if files or copies do not match."""
     segment = part.segment
     for copy in copies:
         if raw.entries_sha256[copy.ledger_id] != copy.entries_sha256:
@@ -286,7 +288,7 @@ def matched(
     return manifest
 
 
-def _put_topic(place: Place, topic: str, segments: Sequence[int]) -> None:
+def _put_topic(place: TablePlace, topic: str, segments: Sequence[int]) -> None:
     """Write the topic's manifest (O2)."""
     # It keeps segments of earlier runs, also those that retention has deleted from the topic since.
     before = get_text(place, topic_name_of(topic))
@@ -296,7 +298,7 @@ def _put_topic(place: Place, topic: str, segments: Sequence[int]) -> None:
         put_text(place, topic_name_of(topic), text)
 
 
-def _drop(rest: AdminRest, layout: Layout, done: Offloaded) -> None:
+def _drop(rest: AdminRest, layout: Layout, done: OffloadResult) -> None:
     """Drop the ledgers that manifests name (O3)."""
     for segment_id, manifest in sorted({**done.before, **done.now}.items()):
         named = [each.ledger_id for each in manifest.ledgers]

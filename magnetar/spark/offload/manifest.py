@@ -4,14 +4,8 @@
     TENANT/NAMESPACE/NAME/segments/3.json
     TENANT/NAMESPACE/NAME/rows/3/17-0_18-0.parquet
 
-Pure.  Rules:
-
-- Equal manifests have equal bytes: keys are sorted, numbers are whole, and what has 64 bits without
-  sign is text.
-- A manifest is put when everything it names is there and was read again.  A file that none names
-  is what a job left that did not come to its end.
-- A file is named after its range, so a job that begins again finds what is there.
-- A segment is told from one of an earlier topic of that name by when it was made.
+Pure.  Equal manifests have equal bytes.  A file that no manifest names is left of a job that was
+broken off.
 """
 
 import json
@@ -50,7 +44,7 @@ class InvalidManifest(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One Parquet file, with what reading it again found."""
+    """One Parquet file, with the facts that reading it again gave."""
 
     name: str
     bytes: int
@@ -59,10 +53,10 @@ class TableFile:
     hash_sum: int
     first_order_key: str
     last_order_key: str
-    """In hex."""
+    """Both order keys are in hex."""
     first_publish_time_ms: int | None
     last_publish_time_ms: int | None
-    """The lowest and the highest."""
+    """The lowest and the highest publish time; None if no row has one."""
     schema_versions: tuple[str, ...] = ()
     """In hex, sorted."""
 
@@ -86,6 +80,7 @@ class SegmentManifest:
     segment_id: int
     segment_topic: str
     created_at_ms: int
+    """Tells it from a segment of an earlier topic of the same name."""
     hash_start: int
     hash_end: int
     parent_ids: tuple[int, ...]
@@ -110,20 +105,23 @@ _SEGMENTS: Final = TypeAdapter(SegmentManifest)
 
 def segment_text(manifest: SegmentManifest) -> str:
     """The one text of a manifest."""
-    told = asdict(manifest)
+    document = asdict(manifest)
     times = [
         time
         for each in manifest.files
         for time in (each.first_publish_time_ms, each.last_publish_time_ms)
         if time is not None
     ]
-    told["first_publish_time_ms"] = min(times, default=None)
-    told["last_publish_time_ms"] = max(times, default=None)
-    told["schema_versions"] = sorted({v for each in manifest.files for v in each.schema_versions})
-    told["hash_sum"] = str(manifest.hash_sum)
-    for each in told["files"]:
+    document["first_publish_time_ms"] = min(times, default=None)
+    document["last_publish_time_ms"] = max(times, default=None)
+    document["schema_versions"] = sorted(
+        {v for each in manifest.files for v in each.schema_versions}
+    )
+    # As text: many readers of JSON lose digits of unsigned 64-bit numbers.
+    document["hash_sum"] = str(manifest.hash_sum)
+    for each in document["files"]:
         each["hash_sum"] = str(each["hash_sum"])
-    return _text({**told, "v": VERSION})
+    return _text({**document, "v": VERSION})
 
 
 def segment_of(text: str) -> SegmentManifest:
@@ -136,17 +134,17 @@ def segment_of(text: str) -> SegmentManifest:
 
 
 def topic_text(topic: str, segments: Iterable[int]) -> str:
-    """The manifest of a topic: which segments are in the table."""
+    """The manifest of a topic: it lists the segments that are in the table."""
     listed = {str(each): f"segments/{each}.json" for each in segments}
     return _text({"topic": topic, "segments": listed, "v": VERSION})
 
 
 def topic_segments(text: str, topic: str) -> list[int]:
     """The segments that it lists.  Raises `InvalidManifest`."""
-    told = _object(text)
-    listed = told.get("segments")
-    if told.get("topic") != topic or not isinstance(listed, dict):
-        raise _invalid(f"it is of {told.get('topic')!r}, not of {topic!r}")
+    document = _object(text)
+    listed = document.get("segments")
+    if document.get("topic") != topic or not isinstance(listed, dict):
+        raise _invalid(f"it is of {document.get('topic')!r}, not of {topic!r}")
     return sorted(int(each) for each in listed)
 
 
@@ -162,6 +160,7 @@ def segment_name_of(topic: str, segment_id: int) -> str:
 
 def file_name(topic: str, part: SegmentRange) -> str:
     """The object that has the rows of a range."""
+    # Named after the range, so that a later run finds the files of one that was broken off.
     start, end = part.start.position, part.end.position
     return (
         f"{_base(topic)}/rows/{part.segment_id}/"
@@ -173,18 +172,18 @@ def _base(topic: str) -> str:
     return topic_path(topic).partition("/")[2]
 
 
-def _text(told: Mapping[str, object]) -> str:
-    return json.dumps(told, sort_keys=True, separators=(",", ":")) + "\n"
+def _text(document: Mapping[str, object]) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n"
 
 
 def _object(text: str) -> dict[str, object]:
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise _invalid(str(error)) from error
-    if not isinstance(told, dict) or told.get("v") != VERSION:
+    if not isinstance(document, dict) or document.get("v") != VERSION:
         raise _invalid(f"it is not of version {VERSION}")
-    return told
+    return document
 
 
 def _invalid(why: str) -> InvalidManifest:

@@ -19,7 +19,7 @@ from magnetar.spark.errors import InvalidOption, PipelineError
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config
 
-__all__ = ["Place", "PlaceFailed", "place_of"]
+__all__ = ["TablePlace", "PlaceFailed", "place_of"]
 
 WRITING: Final = ".writing"
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -40,7 +40,7 @@ class PlaceFailed(PipelineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlace:
     """A directory (`bucket` None) or a prefix of a bucket, pickled for tasks.
 
     An object has its name only when it is whole: a file is written beside it, synced and renamed,
@@ -103,20 +103,20 @@ class Place:
             ) from error
 
 
-def place_of(url: str, environment: Mapping[str, str] | None = None) -> Place:
+def place_of(url: str, environment: Mapping[str, str] | None = None) -> TablePlace:
     """The place of a path, `file:///PATH` or `s3://BUCKET/PREFIX`.  Raises `InvalidOption`."""
     known = os.environ if environment is None else environment
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc and not parts.query:
         settings = {name: known[name] for name in _HANDED_ON if known.get(name)}
-        return Place(url, parts.path.strip("/"), parts.netloc, settings)
+        return TablePlace(url, parts.path.strip("/"), parts.netloc, settings)
     if parts.scheme == "file" and not parts.netloc and parts.path:
-        return Place(url, unquote(parts.path))
+        return TablePlace(url, unquote(parts.path))
     if "://" in url or not url:
         raise InvalidOption(
             f"{url!r} is no place for a table: give a path, file:///PATH or s3://BUCKET/PREFIX."
         )
-    return Place(url, str(Path(url).absolute()))
+    return TablePlace(url, str(Path(url).absolute()))
 
 
 def _write(path: Path, data: IO[bytes]) -> None:

@@ -1,7 +1,4 @@
-"""The tasks of an offload: write the rows of a range, read a file again, read raw entries.
-
-It runs on executors.
-"""
+"""The tasks of an offload, for executors: write rows of a range, read files and raw entries."""
 
 import hashlib
 import tempfile
@@ -14,9 +11,9 @@ from pyarrow import compute
 
 from magnetar.protocol.ids import Position
 from magnetar.spark.columns import BASE_SCHEMA, arrow_schema, record_batch
-from magnetar.spark.connecting import connected
+from magnetar.spark.connecting import process_client
 from magnetar.spark.offload.manifest import TableFile, file_name
-from magnetar.spark.offload.place import PART_BYTES, Place
+from magnetar.spark.offload.place import PART_BYTES, TablePlace
 from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import NO_ROWS, Tally
 from magnetar.spark.range_observer import Observer
@@ -50,7 +47,7 @@ class SeenRaw:
 
 
 def write_file(
-    connection: Connection, place: Place, topic: str, created_at_ms: int, part: SegmentRange
+    connection: Connection, place: TablePlace, topic: str, created_at_ms: int, part: SegmentRange
 ) -> str | None:
     """Write the file with the rows of a range; its name, or None if the range has no rows.
 
@@ -92,7 +89,7 @@ def _source_of(file: IO[bytes]) -> bytes | None:
     return bytes(found) if found is not None else None
 
 
-def read_file(place: Place, name: str) -> TableFile | None:
+def read_file(place: TablePlace, name: str) -> TableFile | None:
     """Read a file again; None if it is missing or damaged, or its rows are not in order."""
     # All from the rows themselves: neither the writer nor the footer is trusted.
     with tempfile.TemporaryFile() as file:
@@ -145,7 +142,7 @@ def _summary_of(file: pq.ParquetFile, name: str, size: int, sha256: str) -> Tabl
 
 def read_raw(connection: Connection, segment: RawSegment) -> SeenRaw:
     """Read all entries of a segment, one ledger after the other."""
-    client = connected(connection)
+    client = process_client(connection)
     whole = [Position(ledger_id, entries) for ledger_id, entries in segment.ledgers if entries]
     start = Position(whole[0].ledger_id, 0) if whole else Position(0, 0)
     observer = Observer(segment.segment_id, start, whole[-1] if whole else start)

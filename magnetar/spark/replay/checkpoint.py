@@ -1,10 +1,4 @@
-"""The checkpoint of a replay: Spark's own files, and one that names the replay.
-
-Rules: the file is whole or not there (written beside, then renamed), and is written before the
-query starts; of batches only those count that Spark has noted as committed.
-A step that is not done in time is an error: a file system that hangs must not hang the job.  What
-comes of that step later nobody waits for, and no other one follows it.
-"""
+"""The checkpoint of a replay: Spark's own files, and one that names the replay."""
 
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -58,7 +52,10 @@ class ReplayCheckpoint:
         return None if text is None else job_of_text(text)
 
     def begin(self, job: Job) -> None:
-        """Write down what it is of.  Raises `InvalidOption` if it is of something else already."""
+        """Write the file that names the replay; call it before the query starts.
+
+        Raises `InvalidOption` if it is the checkpoint of another query.
+        """
         if self._done(self._has_query):
             raise InvalidOption(
                 f"{self.location} is the checkpoint of another query; give the replay a "
@@ -70,12 +67,13 @@ class ReplayCheckpoint:
             with self._files.open_output_stream(f"{path}.new") as stream:
                 stream.write(text_of_job(job).encode())
 
+        # Written beside it and renamed, so that the file is whole or missing.
         self._done(lambda: self._files.create_dir(self._root, recursive=True))
         self._done(write)
         self._done(lambda: self._files.move(f"{path}.new", path))
 
     def reached(self) -> str | None:
-        """Positions at the end of the last batch that was committed; None: there is none.
+        """Positions at the end of the last batch that Spark committed; None: there is none.
 
         Raises `PositionsUnreadable`.
         """
@@ -98,7 +96,8 @@ class ReplayCheckpoint:
         return info.type is not pa_fs.FileType.NotFound
 
     def _done(self, step: Callable[[], T]) -> T:
-        """Run a step within the time.  Raises `InvalidOption`, and the step's errors of ours."""
+        """Run a step within the time.  Raises `InvalidOption`, and the step's `PipelineError`."""
+        # A file system that hangs must not hang the job: a late step is abandoned.
         asked = run_in_thread("of a replay", step)
         if not wait((asked,), self._timeout_s).done:
             raise InvalidOption(

@@ -1,14 +1,4 @@
-"""The replay as a job of Spark: a stream with an end, under Trigger.AvailableNow.
-
-Rules:
-
-- The first run resolves the range and writes it into the checkpoint; each run opens the job's own
-  transaction key, so that an earlier one that still lives writes nothing more.
-- It is finished when the last committed batch has reached the end.  Otherwise something holds the
-  end back (an open transaction), and the same command goes on later.
-- What is read keeps the order of keys (`ordering=key`), with the children of a segment in the task
-  of their only parent.
-"""
+"""The replay as a job of Spark: a stream with an end, under Trigger.AvailableNow."""
 
 import os
 import time
@@ -22,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 import magnetar.spark
 from magnetar.errors import TopicNotFound
 from magnetar.layout import Layout
-from magnetar.spark.cut import Cut, entered
+from magnetar.spark.cut import Cut, enter_children
 from magnetar.spark.cut_json import cut_of_text, text_of
 from magnetar.spark.data_source import FORMAT
 from magnetar.spark.errors import InvalidOption
@@ -33,7 +23,7 @@ from magnetar.spark.replay.request import Job, Replay, chosen_columns
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.spark_failure import query_failed
 from magnetar.spark.starting import Bound, BoundKind, end_cut, start_cut
-from magnetar.spark.tasks import SegmentRange, between, rows_in
+from magnetar.spark.tasks import SegmentRange, ranges_between, rows_in
 from magnetar.spark.topic_reading import TopicReading
 
 if TYPE_CHECKING:
@@ -54,7 +44,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one run."""
+    """The outcome of one run; `finished`: the last committed batch has reached the end."""
 
     finished: bool
     rows: int
@@ -70,8 +60,8 @@ class Outcome:
         if self.finished:
             return f"The replay is finished: {self._done()}."
         return (
-            f"{self._done()}; what else is before the end cannot be read yet, as transactions are "
-            "open (magnetar txn why tells which). Run the same command again to go on."
+            f"{self._done()}; the other rows before the end cannot be read yet, as transactions "
+            "are open (magnetar txn why names them). Run the same command again to go on."
         )
 
     def _done(self) -> str:
@@ -89,6 +79,9 @@ def replay(
 ) -> Outcome:
     """Begin a replay, or go on with it.
 
+    The first run resolves the range to two cuts and writes them into the checkpoint.  A run that
+    an open transaction keeps from the end is not finished, and a later one goes on.
+
     Raises `InvalidOption`, `PipelineError` where the query has failed, and what the client does.
     """
     files = ReplayCheckpoint(checkpoint, connection.operation_timeout_ms / 1000)
@@ -96,17 +89,18 @@ def replay(
     options = _options(connection, asked)
     topic = TopicReading(connection, options.topic)
     magnetar.spark.register(spark)
-    _require(TopicReading(connection, asked.target))
+    _require_target(TopicReading(connection, asked.target))
     if job is None:
-        job = _resolved(asked, options, topic)
-        _read(spark, connection, job, speed)  # What cannot be is not written down.
+        job = _resolve_job(asked, options, topic)
+        _read(spark, connection, job, speed)  # An invalid request must not reach the checkpoint.
         files.begin(job)
     job.check(asked)
-    ahead = _ahead(files, job, options, topic)
+    ahead = _ranges_ahead(files, job, options, topic)
     if not ahead:
         return Outcome(finished=True, rows=0, written=0, batches=0)
     total = rows_in(topic, ahead)
     frame = _read(spark, connection, job, speed)
+    # Opening its key fences an earlier run of this job that is still alive.
     key = magnetar.spark.open_key(connection.service_url, job.key, **connection.client_options())
     query = (
         frame.writeStream.format(FORMAT)
@@ -117,12 +111,13 @@ def replay(
         .trigger(availableNow=True)
         .start()
     )
-    rows, written, batches = _followed(query, progress, total)
-    return Outcome(not _ahead(files, job, options, topic), rows, written, batches)
+    rows, written, batches = _follow(query, progress, total)
+    return Outcome(not _ranges_ahead(files, job, options, topic), rows, written, batches)
 
 
-def _require(target: TopicReading) -> None:
-    """Raises `InvalidOption`; the sink would have a broker make it, misspelt or not."""
+def _require_target(target: TopicReading) -> None:
+    """Check that the target exists.  Raises `InvalidOption`."""
+    # The sink would have a broker create the topic, even under a misspelt name.
     try:
         target.layout()
     except TopicNotFound as error:
@@ -137,32 +132,34 @@ def _options(connection: Connection, asked: Replay) -> SourceOptions:
     return SourceOptions.of(Options({**connection.options(), **given}))
 
 
-def _resolved(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job:
-    """The range as it is now."""
+def _resolve_job(asked: Replay, options: SourceOptions, topic: TopicReading) -> Job:
+    """The job of a request, with the range that it has now."""
     layout = topic.layout()
     bound = options.start or Bound(BoundKind.EARLIEST)
-    start = entered(start_cut(bound, topic, layout, options.nowhere), layout)
-    end = entered(end_cut(options.end, topic, layout, start), layout)
+    start = enter_children(start_cut(bound, topic, layout, options.nowhere), layout)
+    end = enter_children(end_cut(options.end, topic, layout, start), layout)
     return Job(asked, text_of(start), text_of(end), f"replay-{os.urandom(8).hex()}")
 
 
-def _ahead(
+def _ranges_ahead(
     files: ReplayCheckpoint, job: Job, options: SourceOptions, topic: TopicReading
 ) -> list[SegmentRange]:
     """The ranges that are still to be read."""
     reached = files.reached()
     start, end = _cut(reached or job.start, options), _cut(job.end, options)
-    return _between(start, end, topic.layout_with(max((*start.pos, *end.pos))), topic)
+    return _ranges_with_entries(start, end, topic.layout_with(max((*start.pos, *end.pos))), topic)
 
 
 def _cut(text: str, options: SourceOptions) -> Cut:
     return cut_of_text(text, options.topic, options.name)
 
 
-def _between(start: Cut, end: Cut, layout: Layout, topic: TopicReading) -> list[SegmentRange]:
-    """Without ranges that have no entry, such as that from the last one to the end."""
+def _ranges_with_entries(
+    start: Cut, end: Cut, layout: Layout, topic: TopicReading
+) -> list[SegmentRange]:
+    """The ranges between two cuts that have an entry."""
     found = []
-    for each in between(start, end, layout):
+    for each in ranges_between(start, end, layout):
         plan = topic.plan(each.topic, each.start.position, end=each.end.entries_end)
         upto = min(each.end.entries_end, plan.raw_end)
         if plan.start < upto:
@@ -173,6 +170,7 @@ def _between(start: Cut, end: Cut, layout: Layout, topic: TopicReading) -> list[
 def _read(spark: SparkSession, connection: Connection, job: Job, speed: Speed) -> DataFrame:
     """The rows of the range, filtered and projected."""
     asked = job.asked
+    # Rows of a key stay in order; a child segment is read in the task of its only parent.
     reader = spark.readStream.format(FORMAT).options(
         **connection.options(),
         topic=asked.source,
@@ -206,10 +204,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _followed(
-    query: "StreamingQuery", progress: Progress, total: int | None
-) -> tuple[int, int, int]:
-    """Wait for the end, and tell of batches; rows that were read and written, and batches."""
+def _follow(query: "StreamingQuery", progress: Progress, total: int | None) -> tuple[int, int, int]:
+    """Wait for the end of the query and show its progress; rows read and written, and batches."""
     rows, written, seen = 0, 0, set[int]()
     try:
         active = True
@@ -222,7 +218,7 @@ def _followed(
                     rows += each.numInputRows
                     written += max(each.sink.numOutputRows, 0)
                     rate = each.processedRowsPerSecond
-                    progress.show(rows, total, _said(rows, total, each.batchId, rate))
+                    progress.show(rows, total, _progress_text(rows, total, each.batchId, rate))
         query.awaitTermination()
     except StreamingQueryException as error:
         raise query_failed(error) from error
@@ -232,6 +228,6 @@ def _followed(
     return rows, written, len(seen)
 
 
-def _said(rows: int, total: int | None, batch: int, rate: float) -> str:
+def _progress_text(rows: int, total: int | None, batch: int, rate: float) -> str:
     of = "" if total is None else f" of {total:,}"
     return f"{rows:,}{of} rows read, batch {batch}, {rate:,.0f} rows/s"

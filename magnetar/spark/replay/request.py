@@ -1,13 +1,4 @@
-"""The request of a replay, and the form in which its checkpoint keeps it.
-
-Pure.  Rules:
-
-- The range is resolved once, by the first run, to two cuts; later runs read the same.
-- A checkpoint belongs to one replay: a run that asks for something else is refused.  How fast it
-  goes may change.
-- Each replay has a transaction key of its own, so others neither fence it nor are fenced by it.
-- Selected columns are those of the sink; what no expression makes is taken over as it is.
-"""
+"""The request of a replay, and the form in which its checkpoint keeps it.  Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,12 +35,12 @@ class Job:
     asked: Replay
     start: str
     end: str
-    """Cuts, as text."""
+    """Cuts, as text: the first run resolves the range, and later runs read the same."""
     key: str
-    """The name of its transaction key."""
+    """The name of its own transaction key, so that it fences no other replay."""
 
     def check(self, asked: Replay) -> None:
-        """Raises `InvalidOption` unless it is what is asked for."""
+        """Check that a later run asks for the same replay.  Raises `InvalidOption`."""
         mine, other = asdict(self.asked), asdict(asked)
         different = [name for name in mine if mine[name] != other[name]]
         if different:
@@ -63,22 +54,22 @@ class Job:
 
 def text_of_job(job: Job) -> str:
     """The text of a job, for its checkpoint."""
-    told = {"v": VERSION, **asdict(job)}
-    return json.dumps(told, sort_keys=True, indent=1) + "\n"
+    document = {"v": VERSION, **asdict(job)}
+    return json.dumps(document, sort_keys=True, indent=1) + "\n"
 
 
 def job_of_text(text: str) -> Job:
     """Read a job from its text.  Raises `InvalidOption`."""
     try:
-        told = json.loads(text)
-        if told.pop("v") != VERSION:
+        document = json.loads(text)
+        if document.pop("v") != VERSION:
             raise InvalidOption(
                 "The checkpoint is of a replay by another version of this command; go on with that "
                 "version, or give this replay a checkpoint of its own."
             )
-        asked = told.pop("asked")
+        asked = document.pop("asked")
         select = tuple(asked.pop("select"))
-        return Job(Replay(select=select, **asked), **told)
+        return Job(Replay(select=select, **asked), **document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidOption):
             raise

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from magnetar.spark.admin import AdminRest
 from magnetar.spark.offload import job
-from magnetar.spark.offload.place import Place, place_of
+from magnetar.spark.offload.place import TablePlace, place_of
 from magnetar.spark.options import Connection
 from tests.pipeline import spark_session
 
 
-def die(place: Place, name: str, text: str) -> None:
+def die(place: TablePlace, name: str, text: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -23,8 +23,8 @@ from magnetar.spark.admin import AdminRest
 from magnetar.spark.audit.job import audit
 from magnetar.spark.audit.violations import Rule
 from magnetar.spark.cli import app
-from magnetar.spark.offload.job import Offloaded, manifests_of, offload
-from magnetar.spark.offload.place import Place, place_of
+from magnetar.spark.offload.job import OffloadResult, manifests_of, offload
+from magnetar.spark.offload.place import TablePlace, place_of
 from magnetar.spark.options import Connection
 from tests.pipeline.audit.audited_topic import ROWS, AuditedTopic
 from tests.pipeline.conftest import MakeDriver
@@ -63,7 +63,7 @@ def filled(broker: BrokerProcess, name: str) -> AuditedTopic:
     return topic
 
 
-def run(spark: SparkSession, topic: AuditedTopic, place: Place) -> Offloaded:
+def run(spark: SparkSession, topic: AuditedTopic, place: TablePlace) -> OffloadResult:
     connection, rest = Connection(topic.url), AdminRest(topic.admin_url)
     return offload(spark, connection, rest, topic.topic, place, file_bytes=SMALL_BYTES)
 
@@ -173,7 +173,7 @@ def test_a_job_that_is_killed_before_the_manifest_leaves_files_that_the_next_one
 
 
 def _a_lost_file_is_found(
-    spark: SparkSession, topic: AuditedTopic, place: Place, file: Path
+    spark: SparkSession, topic: AuditedTopic, place: TablePlace, file: Path
 ) -> None:
     """By the audit: first with other rows in its place, then gone."""
     connection, rest = Connection(topic.url), AdminRest(topic.admin_url)

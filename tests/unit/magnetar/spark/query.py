@@ -8,10 +8,16 @@ from hypothesis import strategies as st
 from magnetar.layout import Layout
 from magnetar.protocol.ids import Position
 from magnetar.protocol.key_hash import KEY_SPACE
-from magnetar.spark.cut import BEGINNING, Cut, Place, ahead_of, behind, entered
+from magnetar.spark.cut import BEGINNING, Cut, Place, ahead_of, behind, enter_children
 from magnetar.spark.cut_json import cut_of, object_of, text_of
 from magnetar.spark.range_planning import Budget, Ordering, Planner
-from magnetar.spark.tasks import SegmentRange, between, cut_large, gone_between, tasks_of
+from magnetar.spark.tasks import (
+    SegmentRange,
+    ranges_between,
+    segments_gone_between,
+    split_large,
+    tasks_of,
+)
 from tests.unit.magnetar.spark.fake_topic import FakeTopic, Row
 
 NOTHING = Cut("topic://t", "")
@@ -55,7 +61,7 @@ class Query:
     limits: dict[int, Place] | None = None
 
     def __post_init__(self) -> None:
-        self.cut = entered(self.cut, self.topic.layout())
+        self.cut = enter_children(self.cut, self.topic.layout())
 
     def step(self, budget: Budget = UNBOUNDED) -> bool:
         """One batch; whether the cut moved."""
@@ -72,10 +78,10 @@ class Query:
         return True
 
     def run_batch(self, start: Cut, end: Cut, layout: Layout) -> None:
-        assert not gone_between(start, end, layout)
-        ranges = between(start, end, layout)
+        assert not segments_gone_between(start, end, layout)
+        ranges = ranges_between(start, end, layout)
         if self.ordering is Ordering.NONE:
-            tasks = [[each] for each in cut_large(self.topic, ranges, 50)]
+            tasks = [[each] for each in split_large(self.topic, ranges, 50)]
         else:
             tasks = tasks_of(ranges, layout, chain=self.chain)
         self.batches.append(

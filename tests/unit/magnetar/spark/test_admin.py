@@ -79,7 +79,7 @@ def test_who_is_trusted_is_said_as_for_brokers(https_url: str, certificate: Cert
 def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
     with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
         rest = AdminRest(f"http://{HOST}:{server.server_port}")
-        with pytest.raises(AdminFailed, match="only brokers of Magnetar tell it"):
+        with pytest.raises(AdminFailed, match="only brokers of Magnetar have it"):
             list(rest.lines("/missing"))
         with pytest.raises(AdminFailed, match=r"/missing refused \(404\): Not Found"):
             rest.get("/missing")

@@ -15,7 +15,7 @@ from magnetar.spark.range_planning import Ordering, Planner
 from magnetar.spark.source import ReadTask, Source
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.starting import Bound, BoundKind, start_cut
-from magnetar.spark.tasks import SegmentRange, between
+from magnetar.spark.tasks import SegmentRange, ranges_between
 from tests.unit.magnetar.spark.fake_topic import FakeTopic, Row
 from tests.unit.magnetar.spark.query import NOTHING, UNBOUNDED, read
 
@@ -78,7 +78,7 @@ def test_nor_is_it_by_a_stream_that_finds_nothing_of_the_parent() -> None:
     left = topic.segments[1].at(1)
     assert cut.pos == {1: Place.at(left), 2: Place.at(topic.segments[2].at(0))}
     found = Planner(topic, Ordering.KEY).next_cut(cut, layout, UNBOUNDED)
-    ranges = between(cut, found, layout)
+    ranges = ranges_between(cut, found, layout)
     assert [each.segment_id for each in ranges] == [1, 2]
     assert not any(is_lost(topic, each) for each in ranges)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.protocol.ids import LONG_MAX
-from magnetar.spark.cut import BEGINNING, END, Cut, Place, entered
+from magnetar.spark.cut import BEGINNING, END, Cut, Place, enter_children
 from magnetar.spark.cut_json import cut_of, cut_of_text, object_of, text_of
 from magnetar.spark.errors import InvalidCut
 from tests.unit.magnetar.spark.fake_topic import FakeTopic
@@ -102,7 +102,7 @@ def test_a_cut_with_a_segment_and_its_child_is_refused() -> None:
     topic.split(topic.active[0])
     cut = Cut(TOPIC, "", {0: Place(1, 1), 2: BEGINNING})
     with pytest.raises(InvalidCut, match=r"segments \[2\]"):
-        entered(cut, topic.layout())
+        enter_children(cut, topic.layout())
 
 
 def test_a_cut_never_goes_back() -> None:

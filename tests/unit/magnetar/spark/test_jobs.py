@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from magnetar.spark.compact.combine import combined
+from magnetar.spark.compact.combine import combine
 from magnetar.spark.compact.request import generation_topic, job_id, key_name, milliseconds
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.options import Connection, Options
@@ -91,7 +91,7 @@ def test_the_last_row_of_each_key_is_never_lost(parts: list[list[str | None]], m
         rows += [(key, len(rows) + i) for i, key in enumerate(keys)]
     found = [
         pair
-        for each in combined(batches, most)
+        for each in combine(batches, most)
         for pair in zip(each["key"].to_pylist(), each["n"].to_pylist(), strict=True)
     ]
     assert [n for _, n in found] == sorted({n for _, n in found})
@@ -114,7 +114,7 @@ def test_a_range_of_many_rows_is_reduced_in_bounded_memory() -> None:
             yield batch(part * 1000, keys)
 
     before = pa.total_allocated_bytes()
-    found = list(combined(source()))
+    found = list(combine(source()))
     assert sum(each.num_rows for each in found) == 1000
     assert most - before < 16 * 1024 * 1024
 

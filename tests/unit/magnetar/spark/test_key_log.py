@@ -13,8 +13,8 @@ from magnetar.spark.key_log import (
     Entry,
     EntryKind,
     KeyState,
+    MessageRef,
     Verdict,
-    Written,
     digest_of,
     entry_of,
     text_of,
@@ -117,7 +117,9 @@ def test_the_last_batches_of_few_queries_are_kept() -> None:
 
 def test_the_sink_is_told_where_the_key_is() -> None:
     given = {"serviceUrl": "pulsar://a", "topic": "t", "txnKey": "k", "txnEpoch": "0"}
-    state = StateOption("topic://public/default/s", Written((4, 17), digest_of(b"what is there")))
+    state = StateOption(
+        "topic://public/default/s", MessageRef((4, 17), digest_of(b"what is there"))
+    )
     assert SinkOptions.of({**given, **state.options}, streaming=True).state == state
     assert SinkOptions.of(given, streaming=True).state is None
     for broken in (

@@ -14,12 +14,18 @@ from magnetar.spark.range_planning import (
     Budget,
     Ordering,
     Planner,
-    frozen,
+    current_limits,
     limits_of,
     raw_ends,
     shares,
 )
-from magnetar.spark.tasks import SegmentRange, between, cut_large, gone_between, refuse_gone
+from magnetar.spark.tasks import (
+    SegmentRange,
+    ranges_between,
+    refuse_gone,
+    segments_gone_between,
+    split_large,
+)
 from tests.unit.magnetar.spark.fake_topic import FakeTopic, Row
 from tests.unit.magnetar.spark.query import ACTIONS, UNBOUNDED, Query, change, check_cover, read
 
@@ -89,7 +95,7 @@ def test_available_now_reads_what_was_there_and_ends(
         change(topic, action, value)
     expected = Query(topic, ordering)
     expected.drain()
-    query = Query(topic, ordering, limits=frozen(topic, topic.layout()))
+    query = Query(topic, ordering, limits=current_limits(topic, topic.layout()))
     for action, value in [*later, ("send", EVERY)]:
         change(topic, action, value)
         if action == "step" and isinstance(value, Budget):
@@ -117,7 +123,7 @@ def test_a_stream_with_an_end_reads_up_to_that_cut(
     query.limits = limits_of(expected.cut, topic.layout())
     query.drain(Budget(rows=3))
     assert sorted(query.rows) == sorted(expected.rows)
-    left = between(query.cut, expected.cut, topic.layout())
+    left = ranges_between(query.cut, expected.cut, topic.layout())
     assert not any(read(topic, each) for each in left)
 
 
@@ -320,7 +326,7 @@ def test_or_the_earliest_descendants_are_read_and_the_gap_is_counted() -> None:
     assert planner.gaps == 1
     check_cover(found, layout)
     query.run_batch(found, found, layout)
-    ranges = between(query.cut, found, layout)
+    ranges = ranges_between(query.cut, found, layout)
     assert [each.segment_id for each in ranges] == [1, 2]
 
 
@@ -398,7 +404,7 @@ def test_what_a_batch_crossed_is_missed_when_it_is_gone(ordering: Ordering) -> N
     assert topic.pruned == {0, 1, 2}
     layout = topic.layout()
     first, last = steps[0], steps[-1]
-    assert gone_between(*first, layout)
+    assert segments_gone_between(*first, layout)
     with pytest.raises(DataLost, match="not retained"):
         refuse_gone(*first, layout)
     if ordering is Ordering.KEY:
@@ -414,7 +420,7 @@ def test_so_is_what_was_crossed_behind_an_end_that_is_gone() -> None:
     assert query.step()
     topic.prune_oldest()
     topic.prune_oldest()
-    assert gone_between(start, query.cut, topic.layout()) == [1, 2]
+    assert segments_gone_between(start, query.cut, topic.layout()) == [1, 2]
 
 
 def test_an_end_stays_until_its_children_are_known() -> None:
@@ -436,7 +442,7 @@ def test_a_large_range_that_was_trimmed_away_ends() -> None:
         topic.send([1])
     topic.segments[0].trimmed = 4
     whole = SegmentRange(0, "segment://0", Place(11, 0), Place(11, 2))
-    assert cut_large(topic, [whole], 10) == [whole]
+    assert split_large(topic, [whole], 10) == [whole]
 
 
 def test_a_topic_made_anew_is_seen() -> None:

@@ -25,4 +25,4 @@ def test_an_abort_that_fails_does_not_hide_why_the_batch_has_failed(
     sink = Sink(SinkOptions.of(options, streaming=False), schema)
     with caplog.at_level(logging.WARNING):
         assert not sink.abort()
-    assert "the key orders-to-bills is opened" in caplog.text
+    assert "opening of the key orders-to-bills aborts them" in caplog.text

@@ -23,12 +23,12 @@ from magnetar.settings import ClientSettings
 from magnetar.spark.cut import BEGINNING, Cut, Place
 from magnetar.spark.cut_json import text_of
 from magnetar.spark.errors import InvalidOption
-from magnetar.spark.filters import push
+from magnetar.spark.filters import push_filters
 from magnetar.spark.options import Connection, Options
 from magnetar.spark.range_planning import Budget, Ordering
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.starting import bound_of, end_cut, start_cut
-from magnetar.spark.tasks import between
+from magnetar.spark.tasks import ranges_between
 from magnetar.wire.authentication import authentication_of
 from tests.unit.magnetar.spark.fake_topic import FakeTopic
 
@@ -126,7 +126,7 @@ def test_a_time_cuts_every_path(generation: int) -> None:
     earliest = start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE)
     before = sum(
         len(topic.rows(each.topic, each.start.position, each.end.position))
-        for each in between(earliest, cut, layout)
+        for each in ranges_between(earliest, cut, layout)
     )
     assert before == generation * 2 * len(EVERY)
     assert end_cut(at, topic, layout, earliest) == cut
@@ -153,7 +153,7 @@ ALL = [segment(0, 0, 0x7FFF), segment(1, 0x8000, 0xBFFF), segment(2, 0xC000, 0xF
 
 
 def chosen(*filters: Filter) -> list[int]:
-    pushed, _ = push(filters)
+    pushed, _ = push_filters(filters)
     return [each.segment_id for each in ALL if pushed.wants(each)]
 
 
@@ -170,7 +170,7 @@ def chosen(*filters: Filter) -> list[int]:
 )
 def test_segments_are_chosen_and_that_is_done(given: Filter, expected: list[int]) -> None:
     assert chosen(given) == expected
-    assert push([given])[1] == []
+    assert push_filters([given])[1] == []
 
 
 def test_filters_hold_together() -> None:
@@ -188,7 +188,7 @@ def test_a_key_is_looked_for_where_either_generation_put_it(key: str) -> None:
         for each in ALL
         if any(each.hash_start <= place <= each.hash_end for place in places)
     ]
-    pushed, left = push([EqualTo(("key",), key)])
+    pushed, left = push_filters([EqualTo(("key",), key)])
     assert len(left) == 1, "Spark has to filter the rows"
     assert pushed.wants(segment(9, 0, 0, legacy=True))
 
@@ -216,7 +216,7 @@ BIT = datetime.timedelta(microseconds=1)
 def test_times_narrow_and_are_left_to_spark(
     filters: list[Filter], from_ms: int | None, before_ms: int | None
 ) -> None:
-    pushed, left = push(filters)
+    pushed, left = push_filters(filters)
     assert (pushed.from_ms, pushed.before_ms) == (from_ms, before_ms)
     assert left == filters
 

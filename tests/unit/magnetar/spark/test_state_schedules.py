@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.spark.key_log import Entry, EntryKind, KeyState, Verdict, Written
+from magnetar.spark.key_log import Entry, EntryKind, KeyState, MessageRef, Verdict
 from magnetar.spark.plain_groups import PlainGroups
 from magnetar.spark.state_topic import KeyLog
 from tests.unit.magnetar.spark.state_world import Plan, World
@@ -46,7 +46,7 @@ def test_an_opener_that_lets_intents_be_is_found_out(monkeypatch: pytest.MonkeyP
 def test_an_opener_that_does_not_look_for_their_records_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def reads_once(log: KeyLog, written: Written, own: object = None) -> KeyState:
+    async def reads_once(log: KeyLog, written: MessageRef, own: object = None) -> KeyState:
         state = await log._read(written.place, own)  # type: ignore[arg-type]
         await log._settle(own)  # type: ignore[arg-type]
         return state

@@ -11,7 +11,7 @@ import magnetar
 from magnetar.errors import InvalidArgument, OperationTimedOut, TransactionNotFound
 from magnetar.protocol.txn_id import TxnId
 from magnetar.spark.errors import StateUnreadable
-from magnetar.spark.key_log import Entry, EntryKind, KeyState, Written, digest_of, text_of
+from magnetar.spark.key_log import Entry, EntryKind, KeyState, MessageRef, digest_of, text_of
 from magnetar.spark.plain_groups import open_state
 from magnetar.spark.state_topic import APPEND_TRIES, READ_S, KeyLog, ReadSoFar
 from tests.simulation.loop import SimulatedLoop
@@ -52,7 +52,7 @@ def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> 
     known = ReadSoFar(place=(0, 1), state=state.after(Entry(EntryKind.OPEN, "b")))
     log = log_of(known, SimpleNamespace(end_transaction=end_transaction))
     with pytest.raises(StateUnreadable, match="another role"):
-        asyncio.run(log.read_up_to(Written((0, 1), "")))
+        asyncio.run(log.read_up_to(MessageRef((0, 1), "")))
 
 
 def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
@@ -72,7 +72,7 @@ def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
     asyncio.set_event_loop(loop)
     try:
         log = log_of(ReadSoFar(), reader=SimpleNamespace(receive_batch=receive_batch))
-        reading = loop.spawn(loop.new_host("client"), log.read_up_to(Written((0, 3), "")))
+        reading = loop.spawn(loop.new_host("client"), log.read_up_to(MessageRef((0, 3), "")))
         assert loop.run_until_complete(reading).epoch == 3
     finally:
         loop.bury()
@@ -93,9 +93,9 @@ def test_who_is_not_told_where_his_message_is_writes_it_again(unknown: int) -> N
     entry = Entry(EntryKind.INTENT, "driver", 0, TxnId(1, 2))
     log, value = log_of(ReadSoFar(), producer=SimpleNamespace(send=send)), text_of(entry).encode()
     if unknown < APPEND_TRIES:
-        assert asyncio.run(log.append(entry)) == Written((0, 7), digest_of(value))
+        assert asyncio.run(log.append(entry)) == MessageRef((0, 7), digest_of(value))
         assert sent == [value] * (unknown + 1)
     else:
-        with pytest.raises(OperationTimedOut, match="did not tell where"):
+        with pytest.raises(OperationTimedOut, match="did not say where"):
             asyncio.run(log.append(entry))
         assert len(sent) == APPEND_TRIES

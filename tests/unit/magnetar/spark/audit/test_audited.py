@@ -9,14 +9,14 @@ import pytest
 from magnetar.protocol.ids import Position
 from magnetar.spark.audit.audited import (
     PRODUCERS_KEPT,
-    Audited,
+    AuditState,
     InvalidState,
-    audited_now,
     decode,
     encode,
     load,
-    still_audited,
+    state_after_audit,
     store,
+    unchanged_segments,
 )
 from magnetar.spark.audit.order_checks import suspects
 from magnetar.spark.audit.transaction_checks import check_counts
@@ -37,10 +37,10 @@ ROWS = [("a", b"1"), ("b", b"2")]
 OF_PARENT = entry((10, 0), ROWS, first=7, sent_ms=T0_MS + 50)
 
 
-def kept() -> Audited:
+def kept() -> AuditState:
     """After an audit of one entry in the segment that was split."""
     scanned = {0: seen(0, [OF_PARENT])}
-    return audited_now(snapshot(), {}, scanned, {0: tuple(tally(ROWS))})  # type: ignore[dict-item]
+    return state_after_audit(snapshot(), {}, scanned, {0: tuple(tally(ROWS))})  # type: ignore[dict-item]
 
 
 def test_only_sealed_segments_are_kept_and_come_back_from_json() -> None:
@@ -49,7 +49,7 @@ def test_only_sealed_segments_are_kept_and_come_back_from_json() -> None:
     assert set(audited.segments) == {0}
     assert audited.segments[0].readable == tally(ROWS)
     assert audited.segments[0].last_of_producer == {"p": Stamp(T0_MS + 50, 8)}
-    assert set(still_audited(audited, snapshot())) == {0}
+    assert set(unchanged_segments(audited, snapshot())) == {0}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_only_sealed_segments_are_kept_and_come_back_from_json() -> None:
     ],
 )
 def test_a_segment_that_is_another_one_is_read(changes: Mapping[str, object]) -> None:
-    assert still_audited(kept(), snapshot(segments=[segment(0, **changes)])) == {}
+    assert unchanged_segments(kept(), snapshot(segments=[segment(0, **changes)])) == {}
 
 
 def test_a_segment_that_is_not_readable_to_its_end_is_not_kept() -> None:
     held = snapshot(segments=[segment(0, horizon=Position(10, 50))])
-    assert audited_now(held, {}, {0: seen(0, [OF_PARENT])}, {}).segments == {}
+    assert state_after_audit(held, {}, {0: seen(0, [OF_PARENT])}, {}).segments == {}
 
 
 @pytest.mark.parametrize("incomplete", [False, True])
@@ -79,12 +79,12 @@ def test_a_segment_is_not_kept_if_later_ones_could_not_be_compared(*, incomplete
     else:
         many = {f"p{number}": producer for number in range(PRODUCERS_KEPT + 1)}
         scanned = replace(scanned, producers=many)
-    assert audited_now(snapshot(), {}, {0: scanned}, {}).segments == {}
+    assert state_after_audit(snapshot(), {}, {0: scanned}, {}).segments == {}
 
 
 def test_what_was_kept_stays_so() -> None:
-    before = still_audited(kept(), snapshot())
-    assert audited_now(snapshot(), before, {}, {}) == kept()
+    before = unchanged_segments(kept(), snapshot())
+    assert state_after_audit(snapshot(), before, {}, {}) == kept()
 
 
 def test_counts_of_a_segment_that_was_not_read_are_not_missed() -> None:
@@ -92,14 +92,14 @@ def test_counts_of_a_segment_that_was_not_read_are_not_missed() -> None:
     records = snapshot(group(5, 0, told))  # type: ignore[arg-type]
     findings = Findings()
     expected = {("1_5", segment(0).topic): tally(ROWS)}
-    check_counts(expected, [], records, findings, still_audited(kept(), records))
+    check_counts(expected, [], records, findings, unchanged_segments(kept(), records))
     assert findings.is_clean
     check_counts(expected, [], records, findings)
     assert not findings.is_clean
 
 
 def test_the_order_of_a_producer_is_held_against_what_it_sent_before() -> None:
-    before = still_audited(kept(), snapshot())
+    before = unchanged_segments(kept(), snapshot())
     late = SeenProducer(1, "p", Stamp(T0_MS + 49, 0), Stamp(T0_MS + 60, 1), 2)
     producers = [*before[0].producers(0), late]
     assert suspects(producers, snapshot(), Findings()) == {"p": frozenset({0, 1})}
@@ -109,7 +109,7 @@ def test_the_order_of_a_producer_is_held_against_what_it_sent_before() -> None:
 
 def test_a_state_of_another_topic_is_refused() -> None:
     with pytest.raises(InvalidState, match="is of an audit of"):
-        still_audited(replace(kept(), topic="topic://public/default/other"), snapshot())
+        unchanged_segments(replace(kept(), topic="topic://public/default/other"), snapshot())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', '{"v":1,"topic":"t","segments":[]}'])
@@ -140,4 +140,4 @@ def test_what_could_not_be_checked_as_a_whole_is_not_kept() -> None:
     trimmed = snapshot(segments=[segment(0, trimmed_to=Position(10, 1))])
     rows = {0: tuple(tally(ROWS))}
     for records, scanned in ((snapshot(), locked), (trimmed, whole)):
-        assert not audited_now(records, {}, scanned, rows).segments  # type: ignore[arg-type]
+        assert not state_after_audit(records, {}, scanned, rows).segments  # type: ignore[arg-type]

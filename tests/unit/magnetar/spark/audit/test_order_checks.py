@@ -13,7 +13,7 @@ from magnetar.reads import StoredEntry, Visibility
 from magnetar.spark.audit.order_checks import check_entries, check_views, suspects
 from magnetar.spark.audit.transaction_checks import attempt_id, check_counts, expected_of_groups
 from magnetar.spark.audit.violations import Findings, Rule
-from magnetar.spark.range_facts import SeenProducer, Stamp, joined
+from magnetar.spark.range_facts import SeenProducer, Stamp, join_ranges
 from magnetar.spark.range_observer import Observer
 from tests.unit.magnetar.spark.audit.topic_facts import (
     T0_MS,
@@ -131,7 +131,7 @@ def test_parts_put_together_are_the_whole(
         observer = Observer(0, start, end)
         observer.take(some)
         parts.append(observer.result())
-    together = joined(parts)
+    together = join_ranges(parts)
     assert together.transactions == whole.transactions
     assert together.holes == whole.holes
     assert (together.rows, together.bytes, together.entries) == (

@@ -8,7 +8,7 @@ from magnetar.reads import Visibility
 from magnetar.spark.audit.dag_picture import generations, picture
 from magnetar.spark.audit.report import Report, page, rule_lines, segment_rows
 from magnetar.spark.audit.violations import KEPT_EACH, Findings, Rule, Violation
-from magnetar.spark.range_facts import joined
+from magnetar.spark.range_facts import join_ranges
 from tests.unit.magnetar.spark.audit.topic_facts import entry, seen, snapshot
 
 SEEN = {0: seen(0, [entry((10, 0), [("a", b"<1>")])])}
@@ -55,5 +55,5 @@ def test_rows_that_are_not_readable_are_told_without_their_transactions() -> Non
         entry((10, 1), [("a", b"2"), ("a", b"3")], txn="1_1", visibility=Visibility.ABORTED),
     ]
     parts = [replace(seen(0, [each]), transactions={}) for each in stored]
-    report = Report(snapshot(), Findings(), {0: joined(parts)})
+    report = Report(snapshot(), Findings(), {0: join_ranges(parts)})
     assert segment_rows(report)[0][4:6] == ("3", "2")

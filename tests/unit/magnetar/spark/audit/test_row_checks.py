@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.spark.audit.row_checks import Place, Sent, SuspectRow
-from magnetar.spark.audit.suspect_job import by_place, checked_keys
+from magnetar.spark.audit.row_checks import RowPlace, Sent, SuspectRow
+from magnetar.spark.audit.suspect_job import check_keys, rows_by_place
 from magnetar.spark.audit.violations import Findings, Rule
 from magnetar.spark.range_facts import Stamp
 
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
     def of(self, key: str | None) -> SuspectRow:
         ledger_id = 10 + self.segment_id
-        place = Place(self.segment_id, self.segment_id, ledger_id, self.entry_id, self.index)
+        place = RowPlace(self.segment_id, self.segment_id, ledger_id, self.entry_id, self.index)
         where = self.segment_id if key is None else -1
         stamp = Stamp(self.ms, self.number)
         return (Sent("p", stamp, self.content or self.number, where), place), key
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 def looked_at(rows: Iterable[SuspectRow]) -> Findings:
     """All of them, sorted as Spark does between the steps."""
-    (findings,) = checked_keys(sorted(by_place(sorted(rows))))
+    (findings,) = check_keys(sorted(rows_by_place(sorted(rows))))
     return findings
 
 
@@ -110,7 +110,7 @@ def test_a_key_that_has_all_rows_needs_no_memory(key: str | None) -> None:
     """By what they are and by place they come in the same order here: nothing has to be sorted."""
     rows = (Row(0, number, number, number).of(key) for number in range(MANY))
     most = [0]
-    (findings,) = checked_keys(by_place(watched(rows, most)))
+    (findings,) = check_keys(rows_by_place(watched(rows, most)))
     assert findings.is_clean
     assert findings.checked[Rule.V4] == (0 if key is None else MANY)
     assert most[0] < BLOCKS

@@ -11,8 +11,8 @@ from magnetar.protocol.ids import Position
 from magnetar.reads import StoredEntry
 from magnetar.spark.audit import scan
 from magnetar.spark.audit.order_checks import suspects
-from magnetar.spark.audit.scan_tasks import counted, scanned
-from magnetar.spark.audit.suspect_job import by_place, checked_keys
+from magnetar.spark.audit.scan_tasks import count_readable, scan_raw
+from magnetar.spark.audit.suspect_job import check_keys, rows_by_place
 from magnetar.spark.audit.violations import Findings, Rule
 from magnetar.spark.options import Connection
 from tests.unit.magnetar.spark.audit.topic_facts import entry, snapshot
@@ -56,7 +56,7 @@ def test_an_entry_without_keys_that_is_stored_twice_is_found(
     seen = scan.scan(connection, part).producers.values()
     producers = frozenset(suspects(seen, snapshot(), findings))
     rows = sorted(scan.suspect_rows(connection, producers, part))
-    for each in checked_keys(sorted(by_place(rows))):
+    for each in check_keys(sorted(rows_by_place(rows))):
         findings.merge(each)
     copied = len(rows) // 2
     assert [each.rule for each in findings.violations] == [Rule.V3] * copied
@@ -74,14 +74,16 @@ class Pruned:
 def test_a_segment_that_is_taken_meanwhile_does_not_end_the_audit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scan, "connected", lambda connection: Pruned())
+    monkeypatch.setattr(scan, "process_client", lambda connection: Pruned())
     part = scan.AuditedRange(0, "t", Position(10, 0), Position(10, 3))
     assert scan.scan(Connection("pulsar://unused"), part).rows == 1
 
 
 def test_workers_import_what_a_scan_needs() -> None:
     """A task's function is found by its module, which each worker imports with all it needs."""
-    modules = sorted({each.__module__ for each in (scanned, counted, by_place, checked_keys)})
+    modules = sorted(
+        {each.__module__ for each in (scan_raw, count_readable, rows_by_place, check_keys)}
+    )
     told = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

@@ -10,7 +10,7 @@ from magnetar.spark.audit.snapshot import SegmentState, Snapshot
 from magnetar.spark.audit.table_view import is_comparable
 from magnetar.spark.audit.violations import Findings
 from magnetar.spark.offload.manifest import SegmentManifest
-from magnetar.spark.range_facts import SeenRange, joined
+from magnetar.spark.range_facts import SeenRange, join_ranges
 from magnetar.spark.range_observer import Observer
 
 START, END = Position(4, 0), Position(5, 6)
@@ -55,4 +55,4 @@ def test_a_scan_counts_messages_whose_first_pieces_it_has_not_seen() -> None:
     )
     observer = Observer(3, START, END)
     observer.take([StoredEntry(4, 1, build_entry(piece, b"b"))])
-    assert joined([observer.result(), SeenRange(3, END, END)]).incomplete == 1
+    assert join_ranges([observer.result(), SeenRange(3, END, END)]).incomplete == 1

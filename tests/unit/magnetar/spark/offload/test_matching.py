@@ -7,7 +7,7 @@ import pytest
 from magnetar.layout import Segment
 from magnetar.protocol.ids import Position
 from magnetar.spark.offload.copies import OffloadFailed
-from magnetar.spark.offload.job import SegmentPart, matched
+from magnetar.spark.offload.job import SegmentPart, verified_manifest
 from magnetar.spark.offload.manifest import LedgerCopy, TableFile
 from magnetar.spark.offload.table import SeenRaw
 from magnetar.spark.range_facts import Tally
@@ -22,7 +22,7 @@ FILES = [("x", FIRST), ("y", replace(FIRST, name="y", rows=3, hash_sum=2))]
 
 
 def test_what_matches_has_a_manifest() -> None:
-    manifest = matched(TOPIC, PART, COPIES, FILES, RAW)
+    manifest = verified_manifest(TOPIC, PART, COPIES, FILES, RAW)
     assert (manifest.rows, manifest.hash_sum) == (5, 1)
     assert [each.name for each in manifest.files] == ["x", "y"]
     assert (manifest.parent_ids, manifest.created_at_ms) == ((1,), 7)
@@ -42,4 +42,4 @@ def test_what_does_not_match_has_none(
     raw: SeenRaw, files: list[tuple[str, TableFile | None]], why: str
 ) -> None:
     with pytest.raises(OffloadFailed, match=why):
-        matched(TOPIC, PART, COPIES, files, raw)
+        verified_manifest(TOPIC, PART, COPIES, files, raw)

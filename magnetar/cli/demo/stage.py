@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import signal
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,11 @@ MIB: Final = 1024 * 1024
 
 def perform(orders: int, keep: bool) -> bool:
     """Tell the story; whether all was whole.  Raises DemoFailed."""
+    if not entry_points(group="magnetar.commands", name="standalone"):
+        raise DemoFailed(
+            "The demo starts a broker, which is not installed: install magnetar-broker beside "
+            "magnetar."
+        )
     place = tempfile.gettempdir()
     if (free := shutil.disk_usage(place).free) < DEMO_ROOM_BYTES:
         raise DemoFailed(

@@ -1,4 +1,4 @@
-"""Fixtures that tests of several rooms use, and the summary at the end of a run."""
+"""Fixtures that tests of several folders use, and the summary at the end of a run."""
 
 from __future__ import annotations
 

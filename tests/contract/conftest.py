@@ -23,7 +23,7 @@ every worker."""
 
 
 def suite_of(item: pytest.Item) -> str | None:
-    """`SUITE on BACKEND`; None for tests of other rooms."""
+    """`SUITE on BACKEND`; None for tests of other folders."""
     if not item.path.is_relative_to(HERE):
         return None
     callspec = getattr(item, "callspec", None)

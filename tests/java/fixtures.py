@@ -1,6 +1,6 @@
-"""The broker and the stock client that rooms of tests share, and the options that choose them.
+"""The broker and the stock client that folders of tests share, and the options that choose them.
 
-Rules: one Java process and one broker for all tests of a run, however many rooms use them. Without
+Rules: one Java process and one broker for all tests of a run, in whatever folder they are. Without
 options the broker is Magnetar. `--peer` starts Apache Pulsar itself from the recipe in `peer/`;
 `--peer=pulsar://HOST:PORT,http://HOST:PORT` uses one that runs already. `--cluster=KIND` runs the
 tests on brokers with shared stores (`clusters.py`).

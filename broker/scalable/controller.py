@@ -132,7 +132,12 @@ class TopicController:
         self, subscription: str, kind: SubscriptionKind, names: list[str]
     ) -> GroupController:
         group = GroupController(
-            self.live, subscription, kind, grace_s=self._grace_s, changed=self._membership_changed
+            self.live,
+            subscription,
+            kind,
+            grace_s=self._grace_s,
+            changed=self._membership_changed,
+            is_loaded=self._is_loaded,
         )
         if kind is SubscriptionKind.STREAM:
             for segment in self.live.layout.sealed:
@@ -154,6 +159,12 @@ class TopicController:
         self.groups[subscription] = group
         group.start()
         return group
+
+    def _is_loaded(self, segment_id: int) -> bool:
+        segment = self.live.layout.segments.get(segment_id)
+        if segment is None:
+            return False
+        return self._segments.state(segment_of(self.live.name, segment)) is not None
 
     def _membership_changed(self, group: GroupController, name: str) -> None:
         self._in_background(self._store_membership(group, name))

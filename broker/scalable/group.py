@@ -64,6 +64,8 @@ class Session:
     """Whether it has ever attached to a segment."""
     expected: set[int] = field(default_factory=set)
     """Granted segments where it is to attach: it has not been seen there since it was told."""
+    finished: set[int] = field(default_factory=set)
+    """Granted sealed segments that it closed by command: it may have read them to their ends."""
 
 
 Assignments = Mapping[str, frozenset[int]]
@@ -100,6 +102,7 @@ class ConsumerGroup:
         else:
             self._move(session, SessionState.CONNECTED)
             session.closed.clear()
+            session.finished.clear()
             session.taken_up = {s for s in session.taken_up if self._attached[s, name]}
             session.expected = set(session.assigned - session.taken_up)
             self._never_seen -= {s for s, o in self.holdings.releasing.items() if o == name}
@@ -137,6 +140,7 @@ class ConsumerGroup:
         granted, releasing = self.holdings.granted, self.holdings.releasing
         if granted.get(segment_id) == name and session is not None:
             session.closed.discard(segment_id)
+            session.finished.discard(segment_id)
             session.expected.discard(segment_id)
             session.taken_up.add(segment_id)
         elif releasing.get(segment_id) == name:
@@ -161,8 +165,10 @@ class ConsumerGroup:
         if session is not None and by_command and segment_id in self.holdings.of(name):
             if segment is not None and segment.active:
                 session.closed.add(segment_id)
-            elif self.ordered:
-                session.taken_up.discard(segment_id)
+            else:
+                session.finished.add(segment_id)
+                if self.ordered:
+                    session.taken_up.discard(segment_id)
         return self._deal()
 
     def lost_sight(self, segment_id: int, name: str) -> Assignments:
@@ -196,9 +202,19 @@ class ConsumerGroup:
     def missing_from(self, name: str) -> frozenset[int]:
         """Segments of its own where a connected consumer is not attached, and has not closed."""
         session = self.sessions.get(name)
-        if session is None or session.state is not SessionState.CONNECTED:
+        if session is None or session.state is not SessionState.CONNECTED or not session.expected:
             return frozenset()
         return frozenset(session.expected & self.holdings.of(name))
+
+    def to_tell_again(self, name: str) -> frozenset[int]:
+        """Its own segments but for those that it has finished.
+
+        The stock client begins anew with a finished one that it is told: a checkpoint reader would
+        get the whole segment a second time.
+        """
+        session = self.sessions.get(name)
+        own = self.holdings.of(name)
+        return own if session is None else own - session.finished
 
     def clings_to(self, name: str) -> frozenset[int]:
         """Segments that were taken from a connected consumer, and where it is still attached."""
@@ -276,6 +292,7 @@ class ConsumerGroup:
                 session.assigned = own
                 session.taken_up &= own
                 session.closed &= own
+                session.finished &= own
                 changed[name] = own
         return changed
 

@@ -13,7 +13,9 @@ Rules:
   and nobody else asks for the segment before it is free.
 - Who does not do what it was told is told again.  The M1 client loses an assignment that comes
   while it attaches to the segments of its first one, and gives up a segment whose subscribe failed
-  until that has been out of its assignment.
+  until that has been out of its assignment.  Only what was missing for all of TAKE_UP_WAIT_S is
+  taken out: a subscribe to a younger one may still be under way.
+- A consumer that was never seen gets less time, unless it may wait for segments that are loading.
 """
 
 import asyncio
@@ -55,7 +57,7 @@ class GroupController:
     """Drives one `ConsumerGroup`: sends assignments, runs its timers, opens and closes consumers.
 
     `changed` is told the name of a consumer that came (back) or went, so that its registration is
-    stored or removed.
+    stored or removed.  `is_loaded` says whether any broker has a segment of the topic loaded.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class GroupController:
         *,
         grace_s: float,
         changed: Callable[["GroupController", str], None],
+        is_loaded: Callable[[int], bool],
     ) -> None:
         self.live = live
         self.subscription = subscription
@@ -73,6 +76,7 @@ class GroupController:
         self.group = ConsumerGroup(live.layout, ordered=kind is SubscriptionKind.STREAM)
         self._grace_s = grace_s
         self._changed = changed
+        self._is_loaded = is_loaded
         self._loop = asyncio.get_running_loop()
         self._members: dict[str, Member] = {}
         self._former: dict[str, Member] = {}
@@ -81,8 +85,8 @@ class GroupController:
         self._release: dict[int, asyncio.TimerHandle] = {}
         self._take_up: dict[str, asyncio.TimerHandle] = {}
         self._repeat: dict[str, asyncio.TimerHandle] = {}
-        self._behind_since: dict[str, float] = {}
-        """When a consumer began to differ from its assignment, or was last told to begin anew."""
+        self._missing_since: dict[tuple[str, int], float] = {}
+        """When a consumer was told of a segment where it is missing, or was last given it anew."""
         self._proving: dict[ClientConnection, asyncio.Task[None]] = {}
         """Connections of consumers that have yet to let go of a segment."""
 
@@ -108,7 +112,7 @@ class GroupController:
             for timer in timers.values():
                 timer.cancel()
             timers.clear()
-        self._behind_since.clear()
+        self._missing_since.clear()
         self._end_proofs(self._proving.keys())
         for member in (*self._members.values(), *self._former.values()):
             member.forget_connection()
@@ -294,8 +298,11 @@ class GroupController:
         for name in idle - self._take_up.keys():
             # One that was closed before it had any segment said nothing: the official client tells
             # the controller nothing, and there was no segment to close.
-            wait_s = TAKE_UP_WAIT_S if self.group.was_seen(name) else FIRST_TAKE_UP_WAIT_S
-            self._take_up[name] = self._loop.call_later(wait_s, self._not_taken_up, name)
+            if self.group.was_seen(name):
+                timer = self._loop.call_later(TAKE_UP_WAIT_S, self._not_taken_up, name)
+            else:
+                timer = self._loop.call_later(FIRST_TAKE_UP_WAIT_S, self._not_seen, name)
+            self._take_up[name] = timer
         self._watch_those_behind()
         releasing = self.group.holdings.releasing
         letting_go = {
@@ -308,13 +315,14 @@ class GroupController:
             self._proving[connection] = self._loop.create_task(self._prove(connection))
 
     def _watch_those_behind(self) -> None:
-        group = self.group
-        behind = {n for n in self._members if group.missing_from(n) or group.clings_to(n)}
-        for name in self._behind_since.keys() - behind:
-            del self._behind_since[name]
+        group, now_s = self.group, self._loop.time()
+        missing = [(name, s) for name in self._members for s in group.missing_from(name)]
+        self._missing_since = {each: self._missing_since.get(each, now_s) for each in missing}
+        behind = {name for name, _ in missing}
+        behind.update(name for name in self._members if group.clings_to(name))
+        for name in self._repeat.keys() - behind:
             self._cancel(self._repeat, name)
-        for name in behind - self._behind_since.keys():
-            self._behind_since[name] = self._loop.time()
+        for name in behind - self._repeat.keys():
             self._repeat_later(name)
 
     def _repeat_later(self, name: str) -> None:
@@ -323,13 +331,15 @@ class GroupController:
     def _tell_again(self, name: str) -> None:
         """Send its assignment again to a consumer that is behind it, and look again later."""
         member, missing = self._members[name], self.group.missing_from(name)
-        own = self.group.holdings.of(name)
+        own = self.group.to_tell_again(name)
         told = [own]
-        if missing and self._loop.time() - self._behind_since[name] >= TAKE_UP_WAIT_S:
+        now_s = self._loop.time()
+        failed = {s for s in missing if now_s - self._missing_since[name, s] >= TAKE_UP_WAIT_S}
+        if failed:
             # A subscribe of the official client ends within its operation timeout (30 s).  If it
             # failed, only a segment that comes anew is tried again.
-            self._behind_since[name] = self._loop.time()
-            told = [own - missing, own]
+            self._missing_since.update(dict.fromkeys([(name, s) for s in failed], now_s))
+            told = [own - failed, own]
         log.info("ordered_consumer_told_again", consumer=name, missing=sorted(missing))
         for segments in told:
             update = assignment_update(member.consumer_id, self._assignment(segments))
@@ -351,6 +361,14 @@ class GroupController:
     def _give_up(self, segment_id: int) -> None:
         self._release.pop(segment_id, None)
         self._tell(self.group.give_up_waiting({segment_id}))
+
+    def _not_seen(self, name: str) -> None:
+        """It was never seen: it is taken for closed, unless all of its segments may be loading."""
+        if any(map(self._is_loaded, self.group.holdings.of(name))):
+            self._not_taken_up(name)
+        else:
+            rest_s = TAKE_UP_WAIT_S - FIRST_TAKE_UP_WAIT_S
+            self._take_up[name] = self._loop.call_later(rest_s, self._not_taken_up, name)
 
     def _not_taken_up(self, name: str) -> None:
         """Others are waiting, and this one reads nothing: it is taken for closed."""

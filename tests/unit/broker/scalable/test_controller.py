@@ -462,6 +462,68 @@ async def test_a_consumer_that_was_never_seen_makes_room_sooner(
     await until_registered(topic, "a")
 
 
+async def test_only_a_segment_that_was_missing_all_the_time_is_given_anew(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
+    set_bound(monkeypatch, "TAKE_UP_WAIT_S", 1)
+    peer = topic.peer()
+    peer_id, _ = await peer.register("a")
+    for n in range(3):
+        await peer.attach(n, "a")
+    await asyncio.sleep(0.5)
+    await topic.scalable.split(TOPIC, 0)  # Nobody wrote to it: its children are assigned now.
+    told: list[tuple[int, list[int]]] = []
+
+    def is_given_anew() -> bool:
+        told.extend(each for each in peer.assignments() if 4 in each[1] or 5 in each[1])
+        return any(3 not in ids for _, ids in told)
+
+    await until(is_given_anew)
+    assert (peer_id, [4, 5, 1, 2]) in told
+    assert all({4, 5} <= set(ids) for _, ids in told), "its subscribe may be under way"
+
+
+async def test_a_reader_is_not_told_again_of_a_sealed_segment_that_it_has_read(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
+    peer = topic.peer()
+    peer_id, _ = await peer.register("a", "g", kind=pb.CHECKPOINT)
+    readers = [await peer.attach(n, "a", f"reader-{n}", durable=False) for n in range(4)]
+    await topic.fill(0, 1)
+    await topic.scalable.split(TOPIC, 0)
+    await peer.attach(4, "a", "reader-4", durable=False)
+    readers[0].close()  # It read the segment to its end.
+    peer.assignments()
+    told: list[tuple[int, list[int]]] = []
+
+    def is_told_again() -> bool:
+        told.extend(peer.assignments())
+        return bool(told)
+
+    await until(is_told_again)
+    assert told[0] == (peer_id, [4, 5, 1, 2, 3])
+
+
+async def test_a_newcomer_whose_segments_are_loading_keeps_its_share(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "RELEASE_WAIT_S", 0)
+    set_bound(monkeypatch, "FIRST_TAKE_UP_WAIT_S", 0)
+    first, slow = topic.peer(), topic.peer()
+    await first.register("a")
+    for n in (0, 2):
+        await first.attach(n, "a")
+    _, answer = await slow.register("b")
+    await until_told(slow, [1, 3], answer)
+    await asyncio.sleep(0.05)
+    assert await registered(topic) == ["a", "b"]
+    await slow.attach(1, "b")
+    await slow.attach(3, "b")
+    assert slow.assignments() == []
+
+
 async def test_a_deleted_topic_forgets_its_consumers(topic: Node) -> None:
     peer = topic.peer()
     await peer.register("a")

@@ -340,7 +340,7 @@ class GroupController:
             # failed, only a segment that comes anew is tried again.
             self._missing_since.update(dict.fromkeys([(name, s) for s in failed], now_s))
             told = [own - failed, own]
-        log.info("ordered_consumer_told_again", consumer=name, missing=sorted(missing))
+        log.debug("ordered_consumer_told_again", consumer=name, missing=sorted(missing))
         for segments in told:
             update = assignment_update(member.consumer_id, self._assignment(segments))
             member.connection.send(update)

@@ -4,7 +4,6 @@ from aiohttp import web
 
 from broker.admin import (
     brokers,
-    channel,
     clusters,
     ledgers,
     lookup,
@@ -23,7 +22,7 @@ from broker.admin import (
     transaction_records,
     transactions,
 )
-from broker.admin.keys import BROKER, CHANNEL_SERVER, REGISTRY
+from broker.admin.keys import BROKER, REGISTRY
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
 from broker.metrics.exposition import make_registry, metrics_text
@@ -38,10 +37,8 @@ def build_app(broker: Broker) -> web.Application:
     app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
     app[BROKER] = broker
     app[REGISTRY] = make_registry(broker)
-    app[CHANNEL_SERVER] = channel.make_server(broker)
     for resource in (
         brokers,
-        channel,
         clusters,
         ledgers,
         lookup,
@@ -61,7 +58,11 @@ def build_app(broker: Broker) -> web.Application:
         transactions,
     ):
         app.add_routes(resource.routes())
-    app.on_shutdown.append(channel.end_channels(SHUTDOWN_TIMEOUT_S))
+    if broker.placement.shared:
+        # No other broker asks one that is alone.
+        from broker.admin.channel import add_channel  # noqa: PLC0415
+
+        add_channel(app, broker, SHUTDOWN_TIMEOUT_S)
     app.router.add_get(INDEX, index)
     for path in ("/metrics", "/metrics/"):
         app.router.add_get(path, metrics)

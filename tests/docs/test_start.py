@@ -15,8 +15,11 @@ import pytest
 
 TIMEOUT_S: Final = 60
 OF_CLUSTERS: Final = (
+    "broker.admin.channel",
     "broker.app.cluster_membership",
+    "broker.placement.channel",
     "broker.placement.channel_client",
+    "broker.placement.channel_server",
     "broker.placement.peers",
     "broker.placement.several",
     "broker.scalable.feed_follower",

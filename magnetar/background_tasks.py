@@ -131,13 +131,13 @@ class BackgroundTasks:
     def keep(self, name: str, run: Run) -> asyncio.Task[None]:
         """Call `run` again whenever it ends, until the task is cancelled.
 
-        `name` is the task's in the log.  Raises `OwnerStopped`.
+        `name` is the task's, also in the log.  Raises `OwnerStopped`.
         """
-        return self._start_kept(name, run, for_ever=True)
+        return self.start(self._repeat(name, run, for_ever=True), name)
 
     def see_through(self, name: str, run: Run) -> asyncio.Task[None]:
         """Call `run` again whenever it fails, until it has returned once.  See `keep`."""
-        return self._start_kept(name, run, for_ever=False)
+        return self.start(self._repeat(name, run, for_ever=False), name)
 
     # All of them
 
@@ -189,15 +189,6 @@ class BackgroundTasks:
             return
         if not isinstance(error, self._expected):
             self._log.error(self._failure_event, **self._context, exc_info=error)
-
-    def _start_kept(self, name: str, run: Run, *, for_ever: bool) -> asyncio.Task[None]:
-        if self._stopped:
-            raise _stopped(name)
-        repeated = self._repeat(name, run, for_ever=for_ever)
-        task = asyncio.get_running_loop().create_task(repeated)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _repeat(self, name: str, run: Run, *, for_ever: bool) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

@@ -68,14 +68,7 @@ class ChannelClient:
         """See `Placement.connect`."""
         if self._closed:
             raise _no_answer(address, "this broker stops")
-        if self._http is None:
-            self._http = aiohttp.ClientSession()
-        channel = self._channels.get(address.broker_id)
-        if channel is None:
-            channel = self._channels[address.broker_id] = _Channel(
-                self._http, self._broker_id, address
-            )
-        return await channel.connect()
+        return await self._channel(address).connect()
 
     def forget_gone(self, live: Collection[str]) -> None:
         """Forget brokers that are not live and have no connection."""

@@ -30,6 +30,7 @@ from config.bounds import (
     CHANNEL_FRAME_BYTES,
     CHANNEL_HEARTBEAT_S,
 )
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
@@ -45,7 +46,7 @@ class ChannelServer:
         self._broker_id = broker_id
         self._handlers = handlers
         self._sessions: dict[ChannelSession, None] = {}
-        self._working: set[asyncio.Task[None]] = set()
+        self._working = BackgroundTasks()
         self._stopping = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -84,11 +85,9 @@ class ChannelServer:
         self._stopping = True
         for session in self._sessions:
             session.end.stop()
-        if self._working:
-            await asyncio.wait(set(self._working), timeout=timeout_s)
-        for task in self._working:
-            task.cancel()
-        await asyncio.gather(*self._working, return_exceptions=True)
+        if self._working.busy:
+            await asyncio.wait(self._working.running, timeout=timeout_s)
+        await self._working.end()
         await asyncio.gather(*(session.socket.close() for session in list(self._sessions)))
 
     async def _read(self, session: "ChannelSession") -> None:
@@ -111,9 +110,7 @@ class ChannelServer:
                 await session.socket.send_str(end.refuse(frame))
             elif frame is not None:
                 # Tasks start in this order, so handlers that await nothing run in it.
-                task = asyncio.create_task(self._carry_out(session, frame))
-                self._working.add(task)
-                task.add_done_callback(self._working.discard)
+                self._working.start(self._carry_out(session, frame))
 
     async def _carry_out(self, session: "ChannelSession", frame: RequestFrame) -> None:
         end = session.end

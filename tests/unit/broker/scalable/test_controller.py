@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from broker.scalable.records import SubscriptionKind
+from broker.topics.consumer import Consumer
 from broker.topics.topic import TopicState
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
@@ -28,6 +29,13 @@ def segments(answer: pb.CommandScalableTopicSubscribeResponse) -> list[int]:
 
 async def registered(node: Node, subscription: str = "s") -> list[str]:
     return await node.scalable._store.consumers(TOPIC, subscription)
+
+
+async def peer_with_all_segments(topic: Node, name: str) -> tuple[Peer, list[Consumer]]:
+    """A consumer that is attached to the four segments, and its segment consumers."""
+    peer = topic.peer()
+    await peer.register(name)
+    return peer, [await peer.attach(n, name) for n in range(4)]
 
 
 async def until_registered(node: Node, *names: str) -> None:
@@ -396,9 +404,8 @@ async def test_a_consumer_that_missed_a_new_segment_is_told_again(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
-    first, second = topic.peer(), topic.peer()
-    await first.register("a")
-    consumers = [await first.attach(n, "a") for n in range(4)]
+    second = topic.peer()
+    _, consumers = await peer_with_all_segments(topic, "a")
     await second.register("b")
     for n in (1, 3):
         consumers[n].close()
@@ -419,9 +426,8 @@ async def test_a_consumer_that_missed_that_a_segment_was_taken_is_told_again(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
-    first, second = topic.peer(), topic.peer()
-    await first.register("a")
-    consumers = [await first.attach(n, "a") for n in range(4)]
+    second = topic.peer()
+    first, consumers = await peer_with_all_segments(topic, "a")
     _, answer = await second.register("b")
     first.assignments()  # It missed that 1 and 3 are not its own any longer.
     await until_told(first, [0, 2])
@@ -452,9 +458,8 @@ async def test_a_consumer_that_was_never_seen_makes_room_sooner(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "FIRST_TAKE_UP_WAIT_S", 0)
-    alive, closed = topic.peer(), topic.peer()
-    await alive.register("a")
-    consumers = [await alive.attach(n, "a") for n in range(4)]
+    closed = topic.peer()
+    alive, consumers = await peer_with_all_segments(topic, "a")
     await closed.register("b")
     for n in (1, 3):
         consumers[n].close()
@@ -466,12 +471,14 @@ async def test_only_a_segment_that_was_missing_all_the_time_is_given_anew(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
-    set_bound(monkeypatch, "TAKE_UP_WAIT_S", 1)
+    set_bound(monkeypatch, "TAKE_UP_WAIT_S", 2)
     peer = topic.peer()
     peer_id, _ = await peer.register("a")
     for n in range(3):
         await peer.attach(n, "a")
-    await asyncio.sleep(0.5)
+    # Half of that: so much may a slow machine take for the rest, and the children are not missing
+    # all the time.
+    await asyncio.sleep(1)
     await topic.scalable.split(TOPIC, 0)  # Nobody wrote to it: its children are assigned now.
     told: list[tuple[int, list[int]]] = []
 

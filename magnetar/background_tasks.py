@@ -1,18 +1,6 @@
 """The background tasks of one owner: they run once, or they are kept running.
 
 The broker, transactions, the stores and the client all use this module.
-
-Rules:
-
-- `start` and `finish` run a coroutine once.  It goes on when its caller is cancelled: a connection
-  that closes cancels its requests, and a change of stored data must not stop half way.
-- `keep` and `see_through` call a function again after it has failed, or ended too early.  Otherwise
-  what it keeps up to date would be stale for ever.  So its first step is to read the present state.
-- Pauses double from RESTART_PAUSE_MIN_S to RESTART_PAUSE_MAX_S.  After a run that lasted longer
-  than that they begin with the first again.
-- Only `cancel`, `end`, `stop` and an error that is `EndsForGood` end a kept task for good.  If a
-  run is cancelled and its task is not, what it waited for was cancelled: that counts as a failure.
-- A stop is final: a task that is started during it or after it is refused.
 """
 
 import asyncio
@@ -73,6 +61,9 @@ class _StandardLog:
 class BackgroundTasks:
     """The background tasks of one owner, which are cancelled or waited for together.
 
+    A task does not end with its caller: a connection that closes cancels its requests, and a change
+    of stored data must not stop half way.
+
     A failure of a task that runs once is logged as `failure_event`, with the fields `context`,
     unless it is one of `expected`.  If neither is given it is left to asyncio, which logs a failure
     that nobody has awaited.  `log` is a structlog logger; None stands for `logging`.
@@ -131,7 +122,10 @@ class BackgroundTasks:
     def keep(self, name: str, run: Run) -> asyncio.Task[None]:
         """Call `run` again whenever it ends, until the task is cancelled.
 
-        `name` is the task's, also in the log.  Raises `OwnerStopped`.
+        A failure must not leave stale what `run` keeps up to date, so its first step is to read the
+        present state.  Only a cancellation of the task and an error that is `EndsForGood` end it.
+        Pauses double from RESTART_PAUSE_MIN_S to RESTART_PAUSE_MAX_S, and begin anew after a run
+        that lasted longer.  `name` is the task's, also in the log.  Raises `OwnerStopped`.
         """
         return self.start(self._repeat(name, run, for_ever=True), name)
 
@@ -199,6 +193,7 @@ class BackgroundTasks:
             try:
                 await run()
             except asyncio.CancelledError as error:
+                # Without a cancellation of this task, something that it waited for was cancelled.
                 if task is None or task.cancelling():
                     raise
                 failure = error

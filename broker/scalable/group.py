@@ -1,20 +1,4 @@
-"""The consumers of one subscription, as a state machine: events in, assignments to push out.  Pure.
-
-Rules:
-
-- Session states move only as `_MOVES` says.  A DISCONNECTED consumer keeps its segments; one that
-  has LEFT gets none and is forgotten, though what is still attached of it holds its segments back.
-- What a consumer holds is known from two sides: what it was granted here, and what is attached at
-  the segments under the name `<consumer>-seg-<id>`.  A segment taken from it is free when that
-  consumer is detached (or, if it was never seen there, gone or given up waiting for).
-- A consumer that closes a segment it still owns, and is attached at none of its segments then,
-  has closed down: the stock client tells the controller nothing else.  Closing a segment that was
-  taken away is obedience, not leaving; closing a sealed one may mean that it was read to its end,
-  so a STREAM consumer that has no other is only idle then, and a CHECKPOINT one not even that.
-- A consumer that was lost from sight at a segment has not left; but until it is seen there again it
-  has not taken the segment up either.
-- Every change returns the complete new assignments of the consumers whose set has changed.
-"""
+"""Pure: the ordered consumers of one subscription, from events to assignments."""
 
 import enum
 from collections import Counter
@@ -32,11 +16,13 @@ class GroupAssertion(InternalError):
 
 
 class SessionState(enum.Enum):
-    """Where a registered consumer stands."""
+    """The state of a registered consumer."""
 
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
+    """Its connection is lost; it keeps its segments."""
     LEFT = "left"
+    """It gets no segments and is forgotten.  Segments where it is still attached wait for that."""
 
 
 _MOVES: StateTable[SessionState] = StateTable(
@@ -51,19 +37,19 @@ _MOVES: StateTable[SessionState] = StateTable(
 
 @dataclass(slots=True)
 class Session:
-    """One consumer by name.  `assigned` is what it was last told."""
+    """One consumer, by name.  `assigned` are the segments of the last assignment sent to it."""
 
     name: str
     state: SessionState
     assigned: frozenset[int] = frozenset()
     taken_up: set[int] = field(default_factory=set)
-    """Granted segments where it has been seen since they were granted."""
+    """Granted segments where it has attached since they were granted."""
     closed: set[int] = field(default_factory=set)
     """Granted segments that it closed by command."""
     seen: bool = False
     """Whether it has ever attached to a segment."""
     expected: set[int] = field(default_factory=set)
-    """Granted segments where it is to attach: it has not been seen there since it was told."""
+    """Granted segments where it has not attached since the assignment was sent."""
     finished: set[int] = field(default_factory=set)
     """Granted sealed segments that it closed by command: it may have read them to their ends."""
 
@@ -73,9 +59,15 @@ Assignments = Mapping[str, frozenset[int]]
 
 
 class ConsumerGroup:
-    """The consumers of one subscription and which segments each one is assigned.
+    """The consumers of one subscription and the segments that each one is assigned.
 
-    `ordered` is True for STREAM subscriptions.
+    A consumer's segments are known from two sides: those granted here, and those where a segment
+    consumer named `<consumer>-seg-<id>` is attached.  A segment that is taken from a consumer is
+    free when its segment consumer has detached; if that never attached, when the consumer is gone
+    or `give_up_waiting` was called.
+
+    Methods that change something return the complete new assignments of the consumers whose set of
+    segments has changed.  `ordered` is True for STREAM subscriptions.
     """
 
     def __init__(self, layout: Layout, *, ordered: bool) -> None:
@@ -90,11 +82,11 @@ class ConsumerGroup:
     # Consumers
 
     def restore(self, name: str) -> None:
-        """A consumer that was registered before this controller: DISCONNECTED, nothing dealt."""
+        """Add a consumer that was registered before this controller, DISCONNECTED."""
         self.sessions[name] = Session(name, SessionState.DISCONNECTED)
 
     def connect(self, name: str) -> Assignments:
-        """A consumer registers, anew or again; its own set is always among the result."""
+        """Register a consumer, anew or again; its own set is always in the result."""
         session = self.sessions.get(name)
         if session is None:
             session = self.sessions[name] = Session(name, SessionState.CONNECTED)
@@ -110,7 +102,7 @@ class ConsumerGroup:
         return {**changed, name: session.assigned}
 
     def disconnect(self, name: str) -> Assignments:
-        """Its connection is lost: it keeps what it has, but no answer is waited for any longer."""
+        """Note a lost connection: the consumer keeps its segments, and is not waited for."""
         session = self.sessions.get(name)
         if session is None or session.state is not SessionState.CONNECTED:
             return {}
@@ -118,7 +110,7 @@ class ConsumerGroup:
         return self._deal()
 
     def leave(self, name: str) -> Assignments:
-        """It left, or its grace period is over: its segments go to the others."""
+        """Give the segments of a consumer that left, or was gone too long, to the others."""
         session = self.sessions.get(name)
         if session is None:
             return {}
@@ -126,13 +118,13 @@ class ConsumerGroup:
         return self._deal()
 
     def registered(self) -> list[str]:
-        """Names of the consumers that have a share, in order."""
+        """Return the names of the consumers that get segments, in order."""
         return sorted(n for n, s in self.sessions.items() if s.state is not SessionState.LEFT)
 
     # Segments
 
     def attached(self, segment_id: int, name: str) -> None:
-        """The segment consumer of `name` is attached to a segment."""
+        """Note that the segment consumer of `name` attached to a segment."""
         self._attached[segment_id, name] += 1
         session = self.sessions.get(name)
         if session is not None:
@@ -155,7 +147,7 @@ class ConsumerGroup:
             self.holdings = Holdings(granted, {**releasing, segment_id: name})
 
     def detached(self, segment_id: int, name: str, *, by_command: bool) -> Assignments:
-        """The segment consumer of `name` is gone from a segment."""
+        """Note that the segment consumer of `name` detached from a segment."""
         self._attached[segment_id, name] -= 1
         if self._attached[segment_id, name] > 0:
             return {}
@@ -166,13 +158,17 @@ class ConsumerGroup:
             if segment is not None and segment.active:
                 session.closed.add(segment_id)
             else:
+                # It may have read the segment to its end: it has not closed down.
                 session.finished.add(segment_id)
                 if self.ordered:
                     session.taken_up.discard(segment_id)
         return self._deal()
 
     def lost_sight(self, segment_id: int, name: str) -> Assignments:
-        """The segment consumer of `name` is not there any more, and nobody knows how it went."""
+        """Note that the segment consumer of `name` is missing, for an unknown reason.
+
+        The consumer has not left, but has to attach there again.
+        """
         session = self.sessions.get(name)
         if session is not None and self._attached[segment_id, name] <= 1:
             session.taken_up.discard(segment_id)
@@ -181,7 +177,11 @@ class ConsumerGroup:
         return self.detached(segment_id, name, by_command=False)
 
     def has_closed_down(self, name: str) -> bool:
-        """Whether a consumer closed its segments though they were its own."""
+        """Whether a consumer closed a segment of its own, and is attached at none of the others.
+
+        The stock client sends nothing else to the controller when it is closed.  Closing a segment
+        that was taken from it is no sign of that.
+        """
         session = self.sessions.get(name)
         if session is None:
             return False
@@ -189,7 +189,7 @@ class ConsumerGroup:
         return bool(own & session.closed) and not any(self._attached[s, name] for s in own)
 
     def is_idle(self, name: str) -> bool:
-        """Whether a consumer has segments of its own and was seen at none of them, or let it go."""
+        """Whether a consumer has segments, and attached to none of them or closed those."""
         session = self.sessions.get(name)
         own = self.holdings.of(name)
         return session is not None and bool(own) and not own & session.taken_up
@@ -200,24 +200,24 @@ class ConsumerGroup:
         return session is not None and session.seen
 
     def missing_from(self, name: str) -> frozenset[int]:
-        """Segments of its own where a connected consumer is not attached, and has not closed."""
+        """Return the segments where a connected consumer has yet to attach."""
         session = self.sessions.get(name)
         if session is None or session.state is not SessionState.CONNECTED or not session.expected:
             return frozenset()
         return frozenset(session.expected & self.holdings.of(name))
 
-    def to_tell_again(self, name: str) -> frozenset[int]:
-        """Its own segments but for those that it has finished.
+    def to_send_again(self, name: str) -> frozenset[int]:
+        """Return a consumer's segments without those that it has finished.
 
-        The stock client begins anew with a finished one that it is told: a checkpoint reader would
-        get the whole segment a second time.
+        The stock client would open a finished one again: a checkpoint reader would read the whole
+        segment a second time.
         """
         session = self.sessions.get(name)
         own = self.holdings.of(name)
         return own if session is None else own - session.finished
 
-    def clings_to(self, name: str) -> frozenset[int]:
-        """Segments that were taken from a connected consumer, and where it is still attached."""
+    def not_released_by(self, name: str) -> frozenset[int]:
+        """Return the segments that were taken from a connected consumer that is attached there."""
         session = self.sessions.get(name)
         if session is None or session.state is not SessionState.CONNECTED:
             return frozenset()
@@ -225,33 +225,36 @@ class ConsumerGroup:
         return frozenset(s for s, owner in releasing if owner == name and self._attached[s, name])
 
     def awaited(self) -> frozenset[int]:
-        """Segments taken from a connected consumer that was told of them but never seen there."""
+        """Return the segments taken from connected consumers before they attached there.
+
+        Their subscribe may be under way.
+        """
         return frozenset(self._never_seen)
 
     def give_up_waiting(self, segment_ids: Collection[int]) -> Assignments:
-        """Those of `awaited()` are free now."""
+        """Free segments of `awaited()`."""
         self._never_seen -= frozenset(segment_ids)
         return self._deal()
 
     def set_drained(self, drained: Collection[int]) -> Assignments:
-        """The sealed segments of which everything is acknowledged, all of them."""
+        """Replace the set of sealed segments of which everything is acknowledged."""
         self.drained = set(drained)
         return self._deal()
 
     def set_layout(self, layout: Layout) -> Assignments:
-        """The layout has changed."""
+        """Take a new layout."""
         self._layout = layout
         self.drained &= layout.segments.keys()
         return self._deal()
 
     def start(self) -> Assignments:
-        """Deal for the first time, after consumers and attachments were restored."""
+        """Assign segments for the first time, once consumers and attachments are restored."""
         return self._deal()
 
     # Within
 
     def _reclaim(self, session: Session) -> None:
-        """Segments where a newcomer is attached already are its own from the start."""
+        """Grant a new consumer the segments where it is attached already."""
         own = {s for s, owner in self.holdings.releasing.items() if owner == session.name}
         for segment_id in own:
             self.holdings = release(self.holdings, segment_id)
@@ -265,7 +268,7 @@ class ConsumerGroup:
         session.state = _MOVES.move(session.state, state, "Consumer {}", session.name)
 
     def _deal(self) -> Assignments:
-        """Rebalance until nothing that can be free is held back, then say who has what."""
+        """Rebalance until no segment that can be free is held back; return what has changed."""
         segments = assignable(self._layout, self.drained, ordered=self.ordered)
         ids = [segment.segment_id for segment in segments]
         while True:
@@ -297,7 +300,7 @@ class ConsumerGroup:
         return changed
 
     def _await_unseen(self, taken: Collection[int]) -> None:
-        """Wait for owners that may be about to subscribe to what was just taken from them."""
+        """Wait for consumers that may be subscribing to a segment just taken from them."""
         for segment_id in taken:
             session = self.sessions.get(self.holdings.releasing[segment_id])
             if (
@@ -309,7 +312,7 @@ class ConsumerGroup:
                 self._never_seen.add(segment_id)
 
     def _is_off(self, segment_id: int, owner: str) -> bool:
-        """Whether a former owner is certain not to use a segment."""
+        """Whether a former owner certainly does not use a segment any more."""
         if self._attached[segment_id, owner]:
             return False
         session = self.sessions.get(owner)

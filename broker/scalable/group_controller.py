@@ -1,22 +1,4 @@
-"""One subscription's ordered consumers: a `ConsumerGroup` with connections, timers and sends.
-
-Rules:
-
-- Nothing here waits: events change the group, and what changed is sent in the same turn, so pushes
-  leave in the order of decisions.
-- A consumer is known by its name.  The connection and consumer id that registered last speak for
-  it; what an earlier connection does (its end above all) changes nothing any more.
-- A consumer that was thought to have left and turns up at a segment again while its connection
-  lives is taken back: leaving is guessed from what the stock client does, and guesses can be wrong.
-- Who is still attached at a segment that was taken from it has to show that its connection lives,
-  again and again: of a connection that only the client knows to be lost it closes nothing any more,
-  and nobody else asks for the segment before it is free.
-- Who does not do what it was told is told again.  The M1 client loses an assignment that comes
-  while it attaches to the segments of its first one, and gives up a segment whose subscribe failed
-  until that has been out of its assignment.  Only what was missing for all of TAKE_UP_WAIT_S is
-  taken out: a subscribe to a younger one may still be under way.
-- A consumer that was never seen gets less time, unless it may wait for segments that are loading.
-"""
+"""One subscription's ordered consumers: a `ConsumerGroup` with its connections and timers."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -46,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """Who speaks for a consumer: the registration that came last."""
+    """The newest registration of a consumer; what earlier connections do has no effect."""
 
     connection: ClientConnection
     consumer_id: int
@@ -54,10 +36,14 @@ class Member:
 
 
 class GroupController:
-    """Drives one `ConsumerGroup`: sends assignments, runs its timers, opens and closes consumers.
+    """Drives one `ConsumerGroup`: passes events on, sends assignments, runs the timers.
 
-    `changed` is told the name of a consumer that came (back) or went, so that its registration is
-    stored or removed.  `is_loaded` says whether any broker has a segment of the topic loaded.
+    Nothing here waits: what an event changes is sent in the same turn of the loop, so pushes leave
+    in the order of decisions.
+
+    `changed` is called with the name of a consumer that came (back) or went, so that its
+    registration is stored or removed.  `is_loaded` returns whether any broker has a segment of the
+    topic loaded.
     """
 
     def __init__(
@@ -88,7 +74,7 @@ class GroupController:
         self._missing_since: dict[tuple[str, int], float] = {}
         """When a consumer was told of a segment where it is missing, or was last given it anew."""
         self._proving: dict[ClientConnection, asyncio.Task[None]] = {}
-        """Connections of consumers that have yet to let go of a segment."""
+        """Connections of consumers that have yet to release a segment."""
 
     def begin(self, names: Iterable[str], drained: Collection[int]) -> None:
         """Take in consumers registered earlier; their grace periods begin now."""
@@ -171,7 +157,11 @@ class GroupController:
     # What happens at the segments
 
     def attached(self, segment_id: int, consumer: SegmentConsumer) -> None:
-        """A segment consumer is there."""
+        """Note that a segment consumer attached.
+
+        A consumer that was taken for closed, and attaches while its connection lives, is registered
+        again: that it had left was inferred from what the stock client does, and may be wrong.
+        """
         if consumer in self._attached:
             return
         name = self._owner_of(segment_id, consumer)
@@ -303,7 +293,7 @@ class GroupController:
             else:
                 timer = self._loop.call_later(FIRST_TAKE_UP_WAIT_S, self._not_seen, name)
             self._take_up[name] = timer
-        self._watch_those_behind()
+        self._watch_differing()
         releasing = self.group.holdings.releasing
         letting_go = {
             consumer.connection
@@ -314,39 +304,46 @@ class GroupController:
         for connection in letting_go - self._proving.keys():
             self._proving[connection] = self._loop.create_task(self._prove(connection))
 
-    def _watch_those_behind(self) -> None:
+    def _watch_differing(self) -> None:
         group, now_s = self.group, self._loop.time()
         missing = [(name, s) for name in self._members for s in group.missing_from(name)]
         self._missing_since = {each: self._missing_since.get(each, now_s) for each in missing}
         behind = {name for name, _ in missing}
-        behind.update(name for name in self._members if group.clings_to(name))
+        behind.update(name for name in self._members if group.not_released_by(name))
         for name in self._repeat.keys() - behind:
             self._cancel(self._repeat, name)
         for name in behind - self._repeat.keys():
             self._repeat_later(name)
 
     def _repeat_later(self, name: str) -> None:
-        self._repeat[name] = self._loop.call_later(ASSIGNMENT_REPEAT_S, self._tell_again, name)
+        self._repeat[name] = self._loop.call_later(ASSIGNMENT_REPEAT_S, self._send_again, name)
 
-    def _tell_again(self, name: str) -> None:
-        """Send its assignment again to a consumer that is behind it, and look again later."""
+    def _send_again(self, name: str) -> None:
+        """Send its assignment again to a consumer that differs from it, and check again later.
+
+        The M1 client loses an assignment that comes while it attaches to the segments of its first
+        one.
+        """
         member, missing = self._members[name], self.group.missing_from(name)
-        own = self.group.to_tell_again(name)
-        told = [own]
+        own = self.group.to_send_again(name)
+        assignments = [own]
         now_s = self._loop.time()
         failed = {s for s in missing if now_s - self._missing_since[name, s] >= TAKE_UP_WAIT_S}
         if failed:
             # A subscribe of the official client ends within its operation timeout (30 s).  If it
-            # failed, only a segment that comes anew is tried again.
+            # failed, only a segment that comes anew is tried again.  A segment that is missing for
+            # less may be subscribed to right now.
             self._missing_since.update(dict.fromkeys([(name, s) for s in failed], now_s))
-            told = [own - failed, own]
+            assignments = [own - failed, own]
         log.debug("ordered_consumer_told_again", consumer=name, missing=sorted(missing))
-        for segments in told:
+        for segments in assignments:
             update = assignment_update(member.consumer_id, self._assignment(segments))
             member.connection.send(update)
         self._repeat_later(name)
 
     async def _prove(self, connection: ClientConnection) -> None:
+        # A client that knows its connection to be lost closes no segment over it, and nobody else
+        # asks for the segment before it is free.  So only a PING shows that it is lost.
         while True:
             if not await connection.is_alive():
                 break

@@ -1,26 +1,8 @@
-"""Ordered consumers that asked a broker which does not lead their topic, served by who does.
+"""Relays of ordered consumers: their client connected to a broker that does not lead the topic.
 
-A client finds the controller in the layout; one behind a proxy, or whose layout was of a moment
-ago, asks another broker.  A refusal would end its `subscribe` for good, so that broker asks the
-leader in its place and stands between them from then on.
-
-Rules:
-
-- Each relayed consumer has a connection of its own to the leader, so ids cannot clash, and the end
-  of one side is the end of the other: a client that is gone is missed by the leader at once.
-- Until the first assignment nothing is lost: whatever happens, the registration may be tried again.
-  Afterwards the client's connection is closed when the leader's ends, or when the placement says
-  that it leads no more; that is what makes a client look for its controller again.
-- A topic that is led by nobody any more may be deleted: then nothing is closed, as nothing is where
-  the leader is asked directly.  A client that is sent away would make the topic again.
-- Who leads is heard of once for all relays, and looked at for those of the topic alone: thousands
-  of topics may change hands in one turn.
-- RELAYED_CONSUMERS bounds them, as each has a socket here and one at the leader.
-- Nothing is relayed for a broker that relays, and nothing to a broker that is not live.
-- A leader that stands still is given up after RELAY_ANSWER_S, and one that serves when it does not
-  answer a PING after KEEP_ALIVE_S of silence: when only the way to it is gone its session lives, so
-  its owner record tells nothing of that.
-- Assignments are few and small, so the client's own limits bound what waits for it.
+A client finds the controller in the layout.  Behind a proxy, or with a layout that is out of date,
+it asks another broker.  A refusal would end its `subscribe` for good.  So that broker registers the
+consumer with the leader and relays between the two from then on.
 """
 
 import asyncio
@@ -63,13 +45,13 @@ log = structlog.get_logger(__name__)
 
 
 class LeaderNotReady(PeerError):
-    """Who was taken for the topic's leader does not serve it now."""
+    """The broker that was asked does not lead the topic now."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
 class RefusedByLeader(PeerError):
-    """The leader refuses the consumer; `answer` is what it says, for the client."""
+    """The leader refuses the consumer, with `answer` for the client."""
 
     def __init__(self, answer: BaseCommand) -> None:
         super().__init__(answer.scalable_topic_subscribe_response.message)
@@ -77,7 +59,7 @@ class RefusedByLeader(PeerError):
 
 
 class TooManyRelays(PeerError):
-    """This broker relays as many ordered consumers as it may."""
+    """This broker relays RELAYED_CONSUMERS already, each with a socket here and at its leader."""
 
     code: ClassVar[ServerError] = ServerError.TOO_MANY_REQUESTS
 
@@ -87,7 +69,11 @@ IsThere = Callable[[TopicName], Awaitable[bool]]
 
 
 class Relays:
-    """The relayed consumers of this broker."""
+    """The relayed consumers of this broker.
+
+    One listener serves all relays, as thousands of topics may change hands in one turn; a change of
+    a topic's leader concerns the relays of that topic only.
+    """
 
     def __init__(self, placement: Placement, is_there: IsThere) -> None:
         self._placement = placement
@@ -103,16 +89,16 @@ class Relays:
 
     @property
     def open(self) -> int:
-        """How many there are."""
+        """The number of relayed consumers."""
         return len(self._open)
 
     @property
     def shared(self) -> bool:
-        """Whether there may be other brokers to ask."""
+        """Whether there may be other brokers."""
         return self._placement.shared
 
     def may_relay(self, connection: ClientConnection) -> bool:
-        """Whether another broker may be asked for this client: there are some, and it is none."""
+        """Whether a client may be relayed: not where a broker is alone, and no relaying broker."""
         return self._placement.shared and not connection.client_version.startswith(RELAY_CLIENT)
 
     def begin(
@@ -121,7 +107,9 @@ class Relays:
         request: CommandScalableTopicSubscribe,
         name: TopicName,
     ) -> "Relay | None":
-        """A relay to who leads the topic, or would; None if that is this broker.
+        """Return a relay to the leader of the topic, or the broker that would lead it.
+
+        It is None if that is this broker.
 
         Raises `TooManyRelays`.
         """
@@ -144,7 +132,7 @@ class Relays:
         _discard(self._of_topic, name, relay)
 
     def is_led(self, name: TopicName) -> bool:
-        """Whether it is known who leads the topic."""
+        """Whether the leader of the topic is known."""
         return self._placement.known_owner(name) is not None
 
     async def wait_for_change(self, name: TopicName, at_most_s: float) -> None:
@@ -160,7 +148,7 @@ class Relays:
             _discard(self._waiting, name, changed)
 
     def stop(self) -> None:
-        """End them all; who is connected here is sent away by others."""
+        """End all relays.  Their clients' connections are closed elsewhere."""
         for forget in self._forget:
             forget()
         for relay in list(self._open):
@@ -179,7 +167,7 @@ class Relays:
             self._owner_changed(name)
 
     async def _look_whether_it_is_there(self, name: TopicName, relays: "Sequence[Relay]") -> None:
-        """The topic has no leader: end its relays."""
+        """End the relays of a topic without a leader."""
         is_there = True
         try:
             is_there = await self._is_there(name)
@@ -191,7 +179,7 @@ class Relays:
 
 
 def _discard(of_topic: dict[TopicName, dict[T, None]], name: TopicName, one: T) -> None:
-    """Take it from the others of its topic; of a topic without any nothing is kept."""
+    """Remove one of a topic's items, and with the last one the topic."""
     others = of_topic.get(name, {})
     others.pop(one, None)
     if not others:
@@ -199,7 +187,13 @@ def _discard(of_topic: dict[TopicName, dict[T, None]], name: TopicName, one: T) 
 
 
 class Relay(asyncio.Protocol):
-    """One ordered consumer, and the connection to the broker that leads its topic."""
+    """One ordered consumer, and the connection to the broker that leads its topic.
+
+    Each consumer has a connection of its own, so that ids cannot clash and the leader notices a
+    client that is gone at once.  Until the first assignment the registration may be tried again.
+    Afterwards the client's connection is closed when the leader's is lost, or the topic has another
+    leader: then the client looks its controller up again.
+    """
 
     def __init__(
         self,
@@ -225,10 +219,10 @@ class Relay(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Done when both sides are let go of."""
+        """Done when the relay has ended."""
         self._forget = near.on_close(self.close)
 
-    # What is done with it
+    # Life
 
     async def register(self) -> None:
         """Return when the client has its first assignment.
@@ -265,7 +259,7 @@ class Relay(asyncio.Protocol):
     # The connection to the leader
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
+        """Send CONNECT."""
         self._transport = cast("asyncio.Transport", transport)
         if self._exchange.state is ExchangeState.ENDED:
             self._transport.abort()
@@ -273,7 +267,7 @@ class Relay(asyncio.Protocol):
             self._effect(self._exchange.begin())
 
     def data_received(self, data: bytes) -> None:
-        """Look at what the leader says."""
+        """Take in commands of the leader."""
         try:
             frames: Sequence[Received] = self._decoder.feed(data)
             error: FrameError | None = None
@@ -292,11 +286,11 @@ class Relay(asyncio.Protocol):
             self._effect(Broken(str(error)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The leader has closed it, or is gone."""
+        """End: the leader has closed the connection, or is gone."""
         self._end(self._not_ready(f"it has closed the connection ({exc or 'without a word'})"))
 
     async def _connect(self) -> None:
-        """Raises `OSError`, also when it takes too long, and `ValueError` for no address."""
+        """Connect.  Raises `OSError`, also after RELAY_CONNECT_S; `ValueError` for no address."""
         address = urlsplit(self._leader.url)
         async with asyncio.timeout(RELAY_CONNECT_S):
             await self._loop.create_connection(
@@ -329,7 +323,8 @@ class Relay(asyncio.Protocol):
             self._end(self._not_ready("it sent what it must not"))
 
     def _keep_alive(self) -> None:
-        """Every KEEP_ALIVE_S while it serves: see whether the leader is still there."""
+        """Check every KEEP_ALIVE_S, while it serves, that the leader still answers."""
+        # If only the way to the leader is gone its session lives, and so does its owner record.
         self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
         effect = self._exchange.keep_alive()
         if isinstance(effect, Say):
@@ -337,12 +332,13 @@ class Relay(asyncio.Protocol):
         elif effect is not None:
             self._end(self._not_ready(effect.why))
 
-    # Who leads
+    # The leader
 
     def has_lost_its_leader(self) -> bool:
-        """End if somebody else leads.
+        """End if another broker leads the topic.
 
-        True, once, if nobody does any more and the client is served: `end_led` is up to the caller.
+        Returns True, once, if none does any more while the client is served; then the caller is to
+        call `end_led`.
         """
         owner = self._placement.known_owner(self._name)
         if owner is not None and owner.broker_id == self._leader.broker_id:
@@ -358,17 +354,21 @@ class Relay(asyncio.Protocol):
         return False
 
     def end_led(self, *, is_there: bool) -> None:
-        """Nobody leads the topic, which is there or has been deleted."""
+        """End, as no broker leads the topic, which exists or has been deleted."""
+        # A client of a deleted topic that is sent away would create it again.
         self._end(self._not_led(), tell=is_there)
 
     def _was_leading(self) -> bool:
-        """Where nobody leads: if not, it is to take the lead, or has and this is to be heard of."""
+        """Whether the leader has lost its lead, where the topic has none.
+
+        Otherwise it is about to take the lead, or has taken it and the event is still to come.
+        """
         return self._seen_leading or self._leader.broker_id not in self._placement.brokers
 
     # The end
 
     def _end(self, why: MagnetarError, *, tell: bool = True) -> None:
-        """Let go of both sides; a client that is served already looks for its controller then."""
+        """End both sides; with `tell`, a served client is sent away to look up its controller."""
         state = self._exchange.state
         if state is ExchangeState.ENDED:
             return

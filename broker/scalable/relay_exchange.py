@@ -1,20 +1,11 @@
-"""Pure: what a relaying broker says to the leader of a topic, and what it makes of the answers.
+"""Pure: the exchange of a relaying broker with the leader of a topic, for one ordered consumer.
 
-One exchange is one ordered consumer on a connection of its own:
+It has a connection of its own:
 
     CONNECT -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
-    SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscription was asked for.
+    SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscribe.
 
-Rules:
-
-- The client's own request goes to the leader, and the leader's answers to the client, as they are.
-- CONNECT says that this connection relays, so that its receiver never relays what comes over it:
-  brokers that each take the other for the leader refuse, and nothing goes round.
-- That the leader is not ready, or its metadata store, is no answer for the client: it may be so for
-  a moment only.
-- Whoever says nothing for a while is asked for a sign of life once, and then taken for gone.
-- Once the consumer has been taken back, nothing of the leader reaches the client any more.
-- Anything that does not belong here is a defect of the other broker.
+The client's request goes to the leader, and the leader's answers to the client, unchanged.
 """
 
 import enum
@@ -40,12 +31,13 @@ RELAY_CLIENT = "Magnetar relay of "
 
 
 class ExchangeState(enum.Enum):
-    """How far the exchange has come."""
+    """The state of the exchange."""
 
     GREETING = "greeting"
     REGISTERING = "registering"
     SERVING = "serving"
     LEAVING = "leaving"
+    """The consumer is being taken back: nothing of the leader goes to the client any more."""
     ENDED = "ended"
 
 
@@ -65,19 +57,19 @@ _AWAITED: Mapping[ExchangeState, frozenset[int]] = {
     ),
     ExchangeState.ENDED: frozenset(),
 }
-"""What the leader may send in each state, beside PING and PONG."""
+"""The commands that the leader may send in each state, beside PING and PONG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send it to the leader."""
+    """Send a command to the leader."""
 
     command: BaseCommand
 
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """Send it to the client; `first` is the answer to its request."""
+    """Send a command to the client; `first` is the answer to its request."""
 
     command: BaseCommand
     first: bool = False
@@ -85,14 +77,17 @@ class PassOn:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The leader refuses for good: `answer` is for the client."""
+    """The leader refuses the consumer for good, with `answer` for the client."""
 
     answer: BaseCommand
 
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """Who was asked does not lead the topic, or not yet."""
+    """The other broker does not lead the topic, or not yet.
+
+    It is no answer for the client, as it may be so for a moment only.
+    """
 
     why: str
 
@@ -104,7 +99,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The other broker sent what it must not."""
+    """The other broker sent something unexpected, which is a defect there."""
 
     why: str
 
@@ -122,11 +117,13 @@ class RelayExchange:
         protocol_version: int,
         features: FeatureFlags,
     ) -> None:
-        """The client's request, and what the client said of itself."""
+        """Take the client's request, and its version and features from its CONNECT."""
         self.state = ExchangeState.GREETING
         self._heard = False
         self._asked = False
         self._request = request
+        # The version says that this connection relays, so that its receiver never relays it again:
+        # two brokers that take each other for the leader refuse, and nothing goes round.
         self._connect = CommandConnect(
             client_version=RELAY_CLIENT + client_version,
             protocol_version=protocol_version,
@@ -134,11 +131,11 @@ class RelayExchange:
         )
 
     def begin(self) -> Say:
-        """What is said first."""
+        """Return the CONNECT, which is sent first."""
         return Say(BaseCommand(type=BaseCommand.CONNECT, connect=self._connect))
 
     def leave(self) -> Say | None:
-        """Take the consumer back; None if the leader has not heard of it."""
+        """Take the consumer back; None if nothing was asked of the leader for it."""
         if self.state not in (ExchangeState.REGISTERING, ExchangeState.SERVING):
             return None
         self.state = ExchangeState.LEAVING
@@ -154,7 +151,10 @@ class RelayExchange:
         )
 
     def keep_alive(self) -> Say | NotReady | None:
-        """Called every so often: what comes of what was heard since the last time."""
+        """Return a PING for a leader that sent nothing since the last call.
+
+        Called at a fixed interval.  If it has not answered by the next call it is gone: NotReady.
+        """
         heard, self._heard = self._heard, False
         if heard:
             self._asked = False
@@ -165,11 +165,11 @@ class RelayExchange:
         return Say(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
 
     def end(self) -> None:
-        """Nothing is said or heard any more."""
+        """End the exchange: nothing is sent or taken in any more."""
         self.state = ExchangeState.ENDED
 
     def received(self, command: BaseCommand) -> Effect | None:
-        """What comes of a command of the leader."""
+        """Return the effect of a command of the leader, if any."""
         kind, state = command.type, self.state
         self._heard = True
         if kind in (BaseCommand.PING, BaseCommand.PONG):
@@ -189,7 +189,7 @@ class RelayExchange:
         return Left() if kind in (BaseCommand.SUCCESS, BaseCommand.ERROR) else None
 
     def _is_ours(self, command: BaseCommand) -> bool:
-        """Whether it names this consumer, or its request, where it has to."""
+        """Whether a command is for this consumer or its request, if it names one."""
         if command.type == BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE:
             response = command.scalable_topic_subscribe_response
             return response.request_id == self._request.request_id
@@ -223,7 +223,7 @@ class RelayExchange:
         return Refused(answer or self._error_answer(code, message))
 
     def _error_answer(self, code: ServerError, message: str) -> BaseCommand:
-        """An ERROR as the client expects it: in the answer to its request."""
+        """Return an ERROR in the form that the client expects: in the answer to its request."""
         response = CommandScalableTopicSubscribeResponse(
             request_id=self._request.request_id,
             error=code,

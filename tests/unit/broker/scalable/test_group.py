@@ -216,14 +216,14 @@ def test_a_segment_is_missing_until_its_consumer_attaches_or_closes_it() -> None
     assert group.missing_from("a") == {0, 1}
 
 
-def test_a_consumer_clings_to_what_was_taken_from_it_until_it_detaches() -> None:
+def test_a_consumer_not_released_by_what_was_taken_from_it_until_it_detaches() -> None:
     group = group_of(2, "a")
     attach_all(group)
-    assert group.clings_to("a") == set()
+    assert group.not_released_by("a") == set()
     group.connect("b")
-    assert group.clings_to("a") == {1}
+    assert group.not_released_by("a") == {1}
     group.detached(1, "a", by_command=True)
-    assert group.clings_to("a") == set()
+    assert group.not_released_by("a") == set()
     assert group.missing_from("b") == {1}
 
 
@@ -350,7 +350,7 @@ class HonestClients(RuleBasedStateMachine):
     @rule()
     def tell_again(self) -> None:
         for name, client in self.clients.items():
-            if self.group.missing_from(name) or self.group.clings_to(name):
+            if self.group.missing_from(name) or self.group.not_released_by(name):
                 client.inbox.append(self.group.holdings.of(name))
 
     def hear_everything(self, clients: list[Client]) -> None:

@@ -1,11 +1,4 @@
-"""What one owner has under way on the metadata store: begun, tried again, waited for.
-
-Rules:
-
-- After `end` nothing is begun or tried again; what is being written is waited for, not cancelled,
-  because a cancelled put may still take effect.
-- Pauses double up to TXN_CLEANING_RETRY_MAX_S.
-"""
+"""The metadata operations of one segment owner, tried until they succeed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -30,9 +23,9 @@ class _Abandoned(Exception):
 
 
 class OwnerWork:
-    """The metadata operations that one segment owner has under way.
+    """The metadata operations of one segment owner.
 
-    `of` is the segment, for the log.
+    After `end` nothing is begun or tried again.  `of` is the segment, for the log.
     """
 
     def __init__(self, of: str) -> None:
@@ -41,21 +34,21 @@ class OwnerWork:
             log, failure_event="segment_work_failed", expected=(_Abandoned,), segment=of
         )
         self._queued: set[asyncio.Task[object]] = set()
-        """Those that wait for a slot."""
+        """The tasks that wait for a slot."""
         self._ending = asyncio.Event()
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way."""
+        """Whether any operation is in progress."""
         return self._tasks.busy
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is begun."""
+        """Whether `end` was called."""
         return self._ending.is_set()
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Begin, unless all has ended."""
+        """Start an operation, unless the owner has ended."""
         if self.ended:
             work.close()
             return
@@ -64,9 +57,9 @@ class OwnerWork:
     async def until_done(
         self, work: Callable[[], Awaitable[T]], slots: asyncio.Semaphore | None = None
     ) -> T:
-        """Its result, however often it takes.  For work that was started here.
+        """Return the result of `work`, tried until it succeeds, within an operation started here.
 
-        With `slots` each try waits for one, and has it only while it is made.
+        Pauses double up to TXN_CLEANING_RETRY_MAX_S.  With `slots` each try holds a slot.
         """
         backoff = Backoff(_FIRST_RETRY_S, TXN_CLEANING_RETRY_MAX_S)
         while not self.ended and (slots is None or await self._slot(slots)):
@@ -88,7 +81,7 @@ class OwnerWork:
         raise _Abandoned
 
     async def _slot(self, slots: asyncio.Semaphore) -> bool:
-        """Wait for one; False when all has ended before."""
+        """Wait for a slot; False if the owner ended before."""
         task = asyncio.current_task()
         assert task is not None
         self._queued.add(task)
@@ -109,9 +102,10 @@ class OwnerWork:
     def end(self) -> None:
         """Begin nothing more."""
         self._ending.set()
+        # A write in progress is not cancelled, as a cancelled put may still take effect.
         for task in self._queued:
             task.cancel()
 
     async def wait(self) -> None:
-        """Return when nothing is under way."""
+        """Return when no operation is in progress."""
         await self._tasks.wait()

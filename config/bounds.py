@@ -19,7 +19,8 @@ CONNECTION_INFLIGHT_BYTES = 32 * 1024 * 1024
 CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
 HANDSHAKE_TIMEOUT_S = 10
-KEEP_ALIVE_S = 30
+RELAY_KEEP_ALIVE_S = 30
+"""How often the relay of an ordered consumer asks whether the leader still answers."""
 FORWARD_CONNECT_TIMEOUT_S = 5
 """How long the broker that a client names may take to accept a forwarded connection."""
 FORWARD_HIGH_WATER = 1024 * 1024

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
         "127.0.0.1", description="Host that clients are told to connect to"
     )
     cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
+    keep_alive_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
+        30, description="A client that is silent for this long is asked, and after another one gone"
+    )
 
     # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir
     metadata_store_url: str = Field(

@@ -95,11 +95,11 @@ class Housekeeping:
     async def prune_all(self) -> None:
         """Run one round: leftovers first, then every topic with sealed segments."""
         await self._recover_steps(self._leftovers.all())
-        if self._placement.shared:
-            steps = await self._store.begun()
-            self._without_leader.update(step.topic for step in steps)
-            await self._take_up(step for step in steps if self._is_stray(step))
-            await self._find_leaders()
+        # An earlier process, too, may note a step after this one has looked for them at its start.
+        steps = await self._store.begun()
+        self._without_leader.update(step.topic for step in steps)
+        await self._take_up(step for step in steps if self._is_stray(step))
+        await self._find_leaders()
         for name in await self._store.with_sealed_segments():
             try:
                 if await self._is_ours(name):
@@ -123,7 +123,8 @@ class Housekeeping:
         """Whether nobody works on a step: an earlier leader's note was stored late."""
         live = self._topics.known(step.topic)
         busy = self._topics.is_changing(step.topic) or (live is not None and live.work.busy)
-        return self._leads.leads(step.topic) and not busy
+        known = step in self._leftovers.all()
+        return self._leads.leads(step.topic) and not busy and not known
 
     async def _finish_leftovers(self) -> None:
         while True:

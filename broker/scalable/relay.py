@@ -27,10 +27,10 @@ from broker.scalable.relay_exchange import (
 )
 from broker.topics.client_connection import ClientConnection
 from config.bounds import (
-    KEEP_ALIVE_S,
     MAX_FRAME_SIZE,
     RELAY_ANSWER_S,
     RELAY_CONNECT_S,
+    RELAY_KEEP_ALIVE_S,
     RELAY_LEAVE_S,
     RELAYED_CONSUMERS,
 )
@@ -309,7 +309,7 @@ class Relay(asyncio.Protocol):
         elif isinstance(effect, PassOn):
             self._near.send(effect.command)
             if effect.first:
-                self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+                self._timer = self._loop.call_later(RELAY_KEEP_ALIVE_S, self._keep_alive)
                 if not self._answered.done():
                     self._answered.set_result(None)
         elif isinstance(effect, Refused):
@@ -323,9 +323,9 @@ class Relay(asyncio.Protocol):
             self._end(self._not_ready("it sent what it must not"))
 
     def _keep_alive(self) -> None:
-        """Check every KEEP_ALIVE_S, while it serves, that the leader still answers."""
+        """Check every RELAY_KEEP_ALIVE_S, while it serves, that the leader still answers."""
         # If only the way to the leader is gone its session lives, and so does its owner record.
-        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        self._timer = self._loop.call_later(RELAY_KEEP_ALIVE_S, self._keep_alive)
         effect = self._exchange.keep_alive()
         if isinstance(effect, Say):
             self._effect(effect)

@@ -20,7 +20,6 @@ from config.bounds import (
     CONNECTION_WRITE_LIMIT,
     ECHO_WAIT_S,
     HANDSHAKE_TIMEOUT_S,
-    KEEP_ALIVE_S,
     LIVENESS_CHECK_S,
     MAX_FRAME_SIZE,
     MAX_PENDING_REQUESTS,
@@ -97,6 +96,7 @@ class Connection(asyncio.Protocol):
         self, broker: ConnectionHost, handlers: "Mapping[int, Handler]", send: "SendHandler"
     ) -> None:
         self.broker = broker
+        self.keep_alive_interval_s = broker.settings.keep_alive_interval_s
         self.state = ConnectionState.HANDSHAKE
         self.closing = False
         """True from the decision to close on."""
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
         """Move to READY after CONNECT, and begin to keep the connection alive."""
         self._move(ConnectionState.READY)
         self._timer.cancel()
-        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        self._timer = self._loop.call_later(self.keep_alive_interval_s, self._keep_alive)
 
     def hand_over(self, receiver: Callable[[bytes], None]) -> bool:
         """Pass everything that is read to `receiver` from now on, keep-alive included.
@@ -534,8 +534,8 @@ class Connection(asyncio.Protocol):
         self.abort(f"no CONNECT within {HANDSHAKE_TIMEOUT_S} s")
 
     def _keep_alive(self) -> None:
-        """Every KEEP_ALIVE_S: PING a silent peer; abort if it stays silent, or reads nothing."""
-        self._timer = self._loop.call_later(KEEP_ALIVE_S, self._keep_alive)
+        """Once an interval: PING a silent peer; abort if it stays silent, or reads nothing."""
+        self._timer = self._loop.call_later(self.keep_alive_interval_s, self._keep_alive)
         stuck = _WRITING in self.paused and self._outbox.drained_bytes == self._output_seen
         self._output_seen = self._outbox.drained_bytes
         silent = not self._received_any and not self.paused

@@ -11,12 +11,7 @@ from urllib.parse import urlsplit
 from broker.placement import BrokerAddress
 from broker.wire.connection import Connection
 from broker.wire.protocol_violation import ProtocolViolation
-from config.bounds import (
-    CLOSE_FLUSH_S,
-    FORWARD_CONNECT_TIMEOUT_S,
-    FORWARD_HIGH_WATER,
-    KEEP_ALIVE_S,
-)
+from config.bounds import CLOSE_FLUSH_S, FORWARD_CONNECT_TIMEOUT_S, FORWARD_HIGH_WATER
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnect
 from magnetar.protocol.server_error import PeerError, ServerError
@@ -101,7 +96,7 @@ class _TargetConnection(asyncio.Protocol):
         self._client.pause_reading(_FORWARDING)
         if not self._closing:
             # While the client is not read, its end is not noticed.
-            self._abort_in(2 * KEEP_ALIVE_S)
+            self._abort_in(2 * self._client.keep_alive_interval_s)
 
     def resume_writing(self) -> None:
         self._client.resume_reading(_FORWARDING)

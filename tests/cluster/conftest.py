@@ -60,14 +60,15 @@ def metadata_store_url(request: pytest.FixtureRequest, ground: Ground, report: R
 
 @contextmanager
 def three_brokers(
-    directory: Path, ground: Ground, metadata_store_url: str
+    directory: Path, ground: Ground, metadata_store_url: str, **more: object
 ) -> Iterator[BrokerCluster]:
-    """Started; at the end they stop well."""
+    """Started, with more settings; at the end they stop well."""
     settings = {
         "metadata_store_url": metadata_store_url,
         "bookkeeper_metadata_service_uri": ground.bookies.uri,
         "metadata_store_session_timeout_ms": SESSION_TIMEOUT_MS,
         "scalable_consumer_grace_period_s": 5,
+        **more,
     }
     cluster = BrokerCluster(directory, settings, count=3)
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ import pytest
 import magnetar
 from magnetar.protocol.key_hash import coordinator_of_key
 from magnetar.protocol.txn_id import CoordinatorId
+from tests.cluster.conftest import three_brokers
 from tests.cluster.faults import Site
 from tests.servers.ground import Ground
 from tests.support.broker_cluster import BrokerCluster
@@ -35,13 +36,22 @@ from tests.support.key_worker_process import (
 from txn.records import leader_key
 
 TIMEOUT_S: Final = 300
-"""A segment whose consumer stands still is another one's after a keep-alive and a grace period."""
+KEEP_ALIVE_INTERVAL_S: Final = 5
+"""A segment whose consumer stands still is another one's after two of them and a grace period."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(TIMEOUT_S)]
 
 GOES: Final[Mapping[str, Callable[[BrokerCluster, int], None]]] = {
     "stopped": BrokerCluster.stop_one,
     "killed": BrokerCluster.kill_one,
 }
+
+
+@pytest.fixture
+def brokers(ground: Ground, metadata_store_url: str, tmp_path: Path) -> Iterator[BrokerCluster]:
+    """Three brokers that notice soon that a client stands still."""
+    settings = {"keep_alive_interval_s": KEEP_ALIVE_INTERVAL_S}
+    with three_brokers(tmp_path, ground, metadata_store_url, **settings) as cluster:
+        yield cluster
 
 
 def test_a_zombie_does_no_harm_when_its_coordinator_moves(

@@ -87,10 +87,11 @@ class Checker:
 
     def _unsettled(self) -> Iterator[str]:
         seen = {(each.subscription, each.message) for each in self._history.deliveries}
+        # An acknowledgement that is late and not answered shares its transaction's outcome (A1).
         settled = {
             (ack.subscription, ack.message)
             for ack in self._history.acks
-            if self._is_final(ack) or ack.txn is None
+            if ack.txn is None or self.committed_at(ack.txn) is not None
         }
         for message in self._history.messages.values():
             if not self.must_be_seen(message):

@@ -55,8 +55,11 @@ class Command:
         return [*self.words, *([f"{self.times}={times}"] if self.times else [])]
 
     def environment(self) -> dict[str, str]:
-        """The environment of this process, with the settings added."""
-        return os.environ | dict(self.settings)
+        """The environment of this process, with the settings added; bytecode is kept.
+
+        Otherwise every worker and every broker that a test starts compiles all modules anew.
+        """
+        return os.environ | {"PYTHONDONTWRITEBYTECODE": ""} | dict(self.settings)
 
 
 @dataclass(frozen=True)

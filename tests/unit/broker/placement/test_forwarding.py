@@ -116,8 +116,7 @@ async def test_a_broker_that_stands_still_is_given_up_though_its_client_stays(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = _Sides(monkeypatch)
-    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.wire.forwarding")
-    near, far = [await cluster.add() for _ in range(2)]
+    near, far = await cluster.add(keep_alive_interval_s=0.05), await cluster.add()
     client = await stood_still(near, far)
     await until(lambda: sides.ended)
     await until(lambda: not near.broker.connections)

@@ -145,13 +145,17 @@ def split_of_the_first() -> Step:
 
 
 async def test_nothing_goes_whose_reshape_is_noted_and_not_ended(topic: Node) -> None:
-    """Whoever leads the topic since may not have taken it up yet."""
+    """Its subscriptions may not be carried over yet."""
     await topic.drain(0)
     step = split_of_the_first()
+    live = await topic.scalable._topics.get(TOPIC)
+    carried_over = asyncio.Event()
+    live.work.start(carried_over.wait())
     await topic.scalable._store.begin(step)
     await topic.scalable.prune_all()
     assert 0 in await topic.states()
     await topic.scalable._store.end(step)
+    carried_over.set()
     await topic.scalable.prune_all()
     assert 0 not in await topic.states()
 

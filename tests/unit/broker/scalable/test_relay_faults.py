@@ -38,7 +38,7 @@ async def test_leader_that_stops_sending_is_given_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose machine, or the way to it, is gone: no end of the connection is ever seen."""
-    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.scalable.relay")
+    set_bound(monkeypatch, "RELAY_KEEP_ALIVE_S", 0.05)
     near, far, client = await led(cluster)
     await relayed(near, far, client)
     (connection,) = far.broker.connections

@@ -306,6 +306,29 @@ async def test_late_write_of_an_undone_split_is_refused(world: World, node: Node
     await node.stop()
 
 
+async def test_a_split_that_a_former_process_publishes_late_is_finished(
+    world: World, node: Node
+) -> None:
+    """It went on running beside its successor, and died before it had sealed the parent."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await (await node.segment(0)).create_subscription("s", EARLIEST)
+    await node.fill(0, 1)
+    node = await node.kill()
+    store = node.scalable._store
+    before = await store.load(TOPIC)
+    assert before is not None
+    change = layout.split(before.record.layout, 0, now_ms=1)
+    step = _step(TOPIC, change)
+    await store.begin(step)
+    for child in step.makes:
+        await node.scalable._segments.prepare(child, {})
+    await store.change(before, replace(before.record, layout=change.layout))
+    await node.scalable.prune_all()
+    await sealed(node, 0)
+    assert "s" in (await node.segment(1)).subscriptions
+    await node.stop()
+
+
 async def test_a_note_of_a_topic_that_is_gone_is_cleared(world: World, node: Node) -> None:
     name = segment_name(parse_topic_name("segment://public/default/gone/0000-7fff-1"))
     await node.managed_ledgers.open(name.ledger_path)

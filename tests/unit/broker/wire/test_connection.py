@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
 from tests.support.bounds import set_bound
+from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient, basecommand
 from tests.support.waiting import until
 
@@ -184,26 +186,25 @@ async def test_the_end_of_a_connection_cancels_its_requests(broker: Broker) -> N
 
 
 async def test_a_silent_peer_is_asked_and_then_given_up(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.05, in_module="broker.wire.connection")
-    client = await RawClient.open_socket("127.0.0.1", broker.port)
-    pings: list[bytes] = []
-    monkeypatch.setattr(client, "data_received", pings.append)
-    client.transport.set_protocol(client)  # type: ignore[union-attr]
-    client.send(Kind.CONNECT, pb.CommandConnect(client_version="x"))
-    assert await client.wait_closed()
+    async with running(tmp_path, keep_alive_interval_s=0.05) as broker:
+        client = await RawClient.open_socket("127.0.0.1", broker.port)
+        pings: list[bytes] = []
+        monkeypatch.setattr(client, "data_received", pings.append)
+        client.transport.set_protocol(client)  # type: ignore[union-attr]
+        client.send(Kind.CONNECT, pb.CommandConnect(client_version="x"))
+        assert await client.wait_closed()
     assert b"".join(pings).endswith(encode_command(basecommand(Kind.PING, pb.CommandPing())))
 
 
-async def test_a_peer_that_answers_stays(
-    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_bound(monkeypatch, "KEEP_ALIVE_S", 0.02, in_module="broker.wire.connection")
-    client = await connect()
-    await asyncio.sleep(0.2)
-    await client.ping()
-    assert not client.closed.done()
+async def test_a_peer_that_answers_stays(tmp_path: Path) -> None:
+    async with running(tmp_path, keep_alive_interval_s=0.02) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await asyncio.sleep(0.2)
+        await client.ping()
+        assert not client.closed.done()
+        await client.close()
 
 
 async def test_a_peer_without_handshake_is_given_up(

@@ -154,7 +154,7 @@ def whole_parts() -> list[Part]:
         broker_and_client_part(effort, marks),
         Part("Spark", [spark]),
         Part("cluster", [cluster]),
-        java_client_part(effort, "not long and not nightly"),
+        java_client_part(Effort.QUICK, "not long and not nightly"),
         Part("image", [image]),
     ]
 

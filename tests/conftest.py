@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
+import structlog
 from hypothesis import settings
 
 pytest_plugins = ("tests.servers.fixtures", "tests.java.fixtures")
@@ -24,9 +25,19 @@ worker."""
 
 def pytest_configure() -> None:
     _hear_ctrl_c()
+    _log_plainly()
     # Properties hold or do not; how long an example takes depends on what else the machine does.
     settings.register_profile("magnetar", deadline=None)
     settings.load_profile("magnetar")
+
+
+def _log_plainly() -> None:
+    """Log tracebacks as Python prints them: coloured ones with source took seconds each."""
+    *processors, _ = structlog.get_config()["processors"]
+    plain = structlog.dev.ConsoleRenderer(
+        colors=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    structlog.configure(processors=[*processors, plain])
 
 
 def _hear_ctrl_c() -> None:

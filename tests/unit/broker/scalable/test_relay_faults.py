@@ -107,11 +107,11 @@ async def test_connecting_is_tried_again_before_the_time_of_an_answer_is_over(
     connect = loop.create_connection
     lost: list[object] = []
 
-    async def connect_late(factory: object, host: str, port: int, **options: object) -> object:
-        if port == far.broker.port and len(lost) < 2:
+    async def connect_late(factory: object, *to: object, **options: object) -> object:
+        if far.broker.port in to and len(lost) < 2:
             lost.append(factory)
             await asyncio.Event().wait()
-        return await connect(factory, host, port, **options)  # type: ignore[call-overload]
+        return await connect(factory, *to, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(loop, "create_connection", connect_late)
     await relayed(near, far, client)

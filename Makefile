@@ -7,7 +7,7 @@ COMMA := ,
 PROJECTS := pyproject.toml magnetar_broker/pyproject.toml
 
 .PHONY: run spark check test test-all nightly test-client test-pipeline test-cluster
-.PHONY: pipeline-kill pipeline-compact cluster-faults histories image-test simulate simulate-mutants fuzz
+.PHONY: pipeline-kill pipeline-compact cluster-faults histories image-test simulate simulate-mutants fuzz attack
 .PHONY: stock-peer client-peer bench bench-beside bench-transactions bench-client bench-pipeline bench-cluster bench-large-groups
 .PHONY: proto sync clean
 .DEFAULT_GOAL := test
@@ -122,6 +122,9 @@ simulate: $(VENV)/.tests  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TRACE=
 simulate-mutants: $(VENV)/.tests  ## each rule broken on purpose, MINUTES=5 at most to find each
 	$(BIN)/python -m tests.simulation --break all --from $(or $(FROM),1) --minutes $(or $(MINUTES),5) \
 	  $(if $(PROFILE),--profile $(PROFILE))
+
+attack: $(VENV)/.tests  ## hostile clients beside a probe, on a broker each: NAME=partial-frames for one
+	$(BIN)/python -m tests.attack $(NAME)
 
 fuzz: $(VENV)/.tests  ## mutated frames of a seed drawn anew, or of SEED=n
 	MAGNETAR_TEST_EFFORT=whole MAGNETAR_TEST_SEED=$(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest tests/fuzz -s

@@ -1,0 +1,1 @@
+"""Attacks on a live broker beside a probe; `make attack` runs them (docs/testing.md)."""

@@ -151,6 +151,7 @@ async def add_many_partitions(target: Target) -> None:
         command = pb.CommandAddPartitionToTxn(
             txnid_most_bits=begun.new_txn_response.txnid_most_bits,
             txnid_least_bits=begun.new_txn_response.txnid_least_bits,
+            scalable=True,
             partitions=[f"persistent://public/default/part-{n}" for n in range(PARTITIONS)],
         )
         with suppress(*MUST_NOT_END):

@@ -60,20 +60,22 @@ class Probe:
 
     async def missing(self) -> set[bytes]:
         """The acknowledged payloads that a new reader does not find."""
+        missing = set(self.acknowledged)
+        with suppress(TimeoutError, OSError):
+            await self._read_back(missing)
+        return missing
+
+    async def _read_back(self, missing: set[bytes]) -> None:
         client = await RawClient.open(HOST, self._port, timeout_s=ANSWER_TIMEOUT_S)
         options = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
         consumer = await client.subscribe(TOPIC, "read-back", options, permits=READ_BACK_PERMITS)
-        missing = set(self.acknowledged)
         taken = 0
-        with suppress(TimeoutError):
-            while missing:
-                delivery = await asyncio.wait_for(consumer.receive(), 10)
-                missing.discard(bytes(delivery.payload))
-                taken += 1
-                if taken % (READ_BACK_PERMITS // 2) == 0:
-                    consumer.flow(READ_BACK_PERMITS // 2)
+        while missing:
+            missing.discard(bytes((await consumer.receive()).payload))
+            taken += 1
+            if taken % (READ_BACK_PERMITS // 2) == 0:
+                consumer.flow(READ_BACK_PERMITS // 2)
         await client.close()
-        return missing
 
     async def _send_messages(self) -> None:
         next_s = time.monotonic()

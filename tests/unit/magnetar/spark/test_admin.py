@@ -17,11 +17,20 @@ from tests.support.child_process import HOST
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """`[1]`, save for `/refused/CODE`, and a page for `/missing`, as Apache Pulsar has one."""
+    """`[1]`, except for `/refused/CODE`, `/trace`, and HTML for `/missing` and `/page`."""
 
     def do_GET(self) -> None:
         if self.path == "/missing":
             self.send_error(404)
+            return
+        if self.path in ("/trace", "/page"):
+            self.send_response(500 if self.path == "/trace" else 200)
+            self.end_headers()
+            self.wfile.write(
+                b"Not now.\n\tat a.B.c(B.java:1)"
+                if self.path == "/trace"
+                else b"<html>Hello</html>"
+            )
             return
         _, _, code = self.path.rpartition("/refused/")
         self.send_response(int(code) if code.isdecimal() else 200)
@@ -84,3 +93,19 @@ def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
         with pytest.raises(AdminFailed, match=r"/missing refused \(404\): Not Found"):
             rest.get("/missing")
         assert rest.find("/missing") is None
+
+
+def test_stack_trace_of_another_server_is_left_out() -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        with pytest.raises(AdminFailed, match=r"/trace refused \(500\): Not now\. Ask again"):
+            rest.get("/trace")
+
+
+def test_page_of_another_server_is_refused() -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        with pytest.raises(AdminFailed, match="something else than JSON"):
+            rest.get("/page")
+        with pytest.raises(AdminFailed, match="something else than JSON"):
+            list(rest.lines("/page"))

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import signal
+import string
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 
 DEFAULT_SECONDS: Final = 10.0
+VALUE_MARK: Final = "magnetar perf "
 Receive = Callable[[int, float], Awaitable[list[Message[bytes]]]]
 Acknowledge = Callable[[list[Message[bytes]]], Awaitable[None]]
 
@@ -58,6 +60,15 @@ class Load:
     in_flight: int
 
 
+def load_value(size: int) -> bytes:
+    """The value of each message: a mark, by which readers of the topic know it, and random letters.
+
+    It is text, so that `magnetar consume` and consumers of text can read it.
+    """
+    letters = random.Random(1).choices(string.ascii_letters + string.digits, k=size)
+    return (VALUE_MARK + "".join(letters))[:size].encode()
+
+
 async def produce_load(
     producer: Producer[bytes],
     load: Load,
@@ -67,7 +78,7 @@ async def produce_load(
 ) -> None:
     """Send until a limit is reached or `stop` is set, then wait for the receipts."""
     now = time.perf_counter
-    payload = random.Random(1).randbytes(load.size)
+    payload = load_value(load.size)
     keys = [f"key-{number}" for number in range(load.keys)]
     began_s = now()
     given = 0

@@ -134,6 +134,12 @@ def test_invalid_arguments_exit_with_status_2(arguments: list[str], said: str) -
     assert said in done.output
 
 
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_perf_has_a_topic_of_its_own_by_default(command: str) -> None:
+    shown = CliRunner().invoke(build_app(), ["perf", command, "--help"], env={"COLUMNS": "200"})
+    assert "[default: perf]" in shown.output
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [

@@ -8,11 +8,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import structlog
-import uvloop
 
 from broker.app.service import Broker
 from broker.wire.listening import CannotListen, PortSetting, bind_port
@@ -20,6 +19,13 @@ from config.bounds import BROKER_STOP_S
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import SystemClock
+
+try:
+    import uvloop
+except ImportError:  # There is none for PyPy.
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
 
 if TYPE_CHECKING:
     from broker.admin.app import AdminServer
@@ -44,7 +50,8 @@ def serve(settings: Settings) -> int:
     """
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
-        return uvloop.run(_serve(settings))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(_serve(settings))
     except CannotListen as error:
         for each in (error, *other_listen_errors(settings, error)):
             print(f"magnetar: {each}", file=sys.stderr)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import random
-import signal
 import string
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +12,6 @@ from functools import partial
 from typing import Final
 
 import typer
-import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -26,6 +24,7 @@ from magnetar.compression import CompressionType
 from magnetar.consume.message import Message
 from magnetar.consume.settings import InitialPosition
 from magnetar.errors import MagnetarError, ProducerQueueFull
+from magnetar.event_loop import call_at_interrupt, new_event_loop
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 
@@ -203,7 +202,8 @@ def measured(run: Run, verb: str, limits: Limits, as_json: bool, quiet: str) -> 
     KeyboardInterrupt for a second Ctrl-C, after the summary.
     """
     tally = Tally(time.perf_counter())
-    whole = uvloop.run(_run_with_progress(run, tally, limits, quiet))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        whole = runner.run(_run_with_progress(run, tally, limits, quiet))
     if as_json:
         typer.echo(json.dumps(tally.as_mapping()))
     else:
@@ -229,7 +229,7 @@ async def _run_with_progress(run: Run, tally: Tally, limits: Limits, quiet: str)
             running.cancel()
         stop.set()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    call_at_interrupt(interrupt)
     quiet_at_s = time.perf_counter() + PERF_QUIET_S
     console = Console(stderr=True)
     with Progress(

@@ -299,7 +299,8 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     def redeliver_unacknowledged(self) -> None:
         """Hand out everything that is not acknowledged again, in order.
 
-        Messages received before can not be acknowledged any more.
+        Returns at once and is not awaited: `receive` has the messages when they come.  Messages
+        received before can not be acknowledged any more.
         """
         check_loop(self._loop)
         self.times_back += 1

@@ -184,10 +184,13 @@ def test_the_sentence_is_found_in_an_account_of_a_failure() -> None:
     [
         ("\nModuleNotFoundError: No module named 'pyarrow'\n", "has no pyarrow. Set PYSPARK"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has", "another version"),
-        ("SparkException: Python worker failed to connect back.", "lacks pyarrow. Set PYSPARK"),
+        ("SparkException: Python worker failed to connect back.", "no firewall blocks"),
+        ("Timed out while waiting for the Python worker to connect back", "is not overloaded"),
     ],
 )
-def test_a_python_that_lacks_something_is_told_in_a_sentence(told: str, lacking: str) -> None:
+def test_failure_of_a_python_process_is_one_sentence_with_its_causes(
+    told: str, lacking: str
+) -> None:
     assert lacking in sentence_in(f"Job aborted\n  at org.apache.spark\n{told}\n  at x")
 
 

@@ -55,7 +55,7 @@ def serving(server: http.server.HTTPServer) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("code", "step"), [(401, "Give a token"), (403, "of a role"), (404, "the name"), (500, "later")]
 )
-def test_a_refusal_says_why_and_what_to_do(code: int, step: str) -> None:
+def test_refusal_has_a_reason_and_a_next_step(code: int, step: str) -> None:
     with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
         rest = AdminRest(f"http://{HOST}:{server.server_port}")
         assert rest.get("/x") == [1]
@@ -78,14 +78,16 @@ def https_url(certificate: Certificate) -> Iterator[str]:
             yield f"https://{HOST}:{server.server_port}"
 
 
-def test_who_is_trusted_is_said_as_for_brokers(https_url: str, certificate: Certificate) -> None:
+def test_rest_client_trusts_the_certificates_of_the_broker_options(
+    https_url: str, certificate: Certificate
+) -> None:
     assert rest_of(https_url, Where(tls_trust_file=certificate.chain)).get("/x") == [1]
     assert rest_of(https_url, Where(tls_check_certificate=False)).get("/x") == [1]
     with pytest.raises(AdminFailed, match="CERTIFICATE_VERIFY_FAILED"):
         rest_of(https_url, Where()).get("/x")
 
 
-def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
+def test_broker_without_audit_records_is_reported_in_a_sentence() -> None:
     with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
         rest = AdminRest(f"http://{HOST}:{server.server_port}")
         with pytest.raises(AdminFailed, match="only brokers of Magnetar have it"):

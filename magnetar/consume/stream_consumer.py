@@ -142,7 +142,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         return all(self._acks.is_all_acknowledged(segment_id) for segment_id in self._vector)
 
     def is_acknowledged(self, positions: Positions) -> bool:
-        """Whether everything up to these positions is, without open transactions."""
+        """Whether everything up to these positions is acknowledged outside of open transactions."""
         return all(self._acks.is_acknowledged(i, entry, None) for i, entry in positions.items())
 
     async def open(self) -> None:

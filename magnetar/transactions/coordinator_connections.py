@@ -39,7 +39,7 @@ class Coordinator(LazyAttachment):
         return f"Transaction coordinator {self.number}"
 
     async def find(self) -> Connection:
-        """A connection to the broker that leads it."""
+        """Connect to the broker that leads the coordinator."""
         await self._watch.wait_first()
         self.url = self._watch.leaders.get(self.number)
         if self.url is None:

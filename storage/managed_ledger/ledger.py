@@ -117,7 +117,7 @@ class ManagedLedger:
 
     @property
     def ledgers(self) -> Sequence[LedgerInfo]:
-        """Its ledgers, oldest first.  Not to be changed."""
+        """The ledgers of the log, oldest first.  Not to be changed."""
         return self._core.ledgers.infos
 
     # Appending

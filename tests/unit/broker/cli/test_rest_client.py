@@ -172,3 +172,12 @@ def test_health_command_prints_the_reason_of_a_failure(asked: Server) -> None:
     done = CliRunner().invoke(build_app("health"), command)
     assert done.exit_code == 1
     assert "reports a failure, 503 Service Unavailable: The disk is full\n" in done.output
+
+
+def test_names_that_clients_chose_are_printed_without_control_characters(asked: Server) -> None:
+    stats = {"epoch": 0, "activeSegments": 1, "subscriptions": {"\x1b[2Jgone": {"msgBacklog": 1}}}
+    body = quote(json.dumps(stats), safe="")
+    command = ["topics", "stats", "t", "--admin-url", f"{asked.url}/refused/200/{body}?"]
+    done = CliRunner().invoke(build_app("topics"), command)
+    assert done.exit_code == 0
+    assert "  \\x1b[2Jgone: backlog 1" in done.output

@@ -113,7 +113,7 @@ class ControllerSession(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"Consumer {self._consumer_name} of {self._subscription} on {self._asked}"
 
     async def find(self) -> Connection:

@@ -98,7 +98,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         self._schema = schema
         self._settings = settings
         self.name: Final = settings.consumer_name or random_name(context, "stream-")
-        """Its name at the controller."""
+        """The name of the consumer at the controller."""
         self._incarnation: Final = random_name(context, "", 16)
         self._session = ControllerSession(
             context, topic, subscription, self.name, create_if_missing=create_if_missing

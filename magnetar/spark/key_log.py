@@ -102,7 +102,7 @@ class MessageRef:
     digest: str
 
     def __str__(self) -> str:
-        """Its text in options: `4:17:9f...`."""
+        """The text of this reference in options: `4:17:9f...`."""
         return f"{self.place[0]}:{self.place[1]}:{self.digest}"
 
     @classmethod

@@ -35,7 +35,7 @@ class Coordinator(LazyAttachment):
         self._session_id: Final = context.ids.session_id()
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"Transaction coordinator {self.number}"
 
     async def find(self) -> Connection:

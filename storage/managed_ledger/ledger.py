@@ -82,12 +82,12 @@ class ManagedLedger:
 
     @property
     def name(self) -> str:
-        """Its ledger path."""
+        """The path of the managed ledger."""
         return self._core.name
 
     @property
     def state(self) -> ManagedLedgerState:
-        """Its state now."""
+        """The present state of the managed ledger."""
         return self._core.state
 
     @property

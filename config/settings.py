@@ -217,6 +217,10 @@ class Settings(BaseSettings):
                 "http_port is 0, but the brokers of a cluster know each other by host and REST "
                 "port: give it a number."
             )
+        if self.port and self.port == self.http_port:
+            raise ValueError(
+                f"port and http_port are both {self.port}: give each a port of its own."
+            )
         return self
 
     @classmethod

@@ -69,8 +69,9 @@ def wait_for(spark: SparkSession, query: StreamingQuery, words: int) -> None:
 def main() -> None:
     """Publish, split the topic, publish again, and compare the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
-    parser.add_argument("--admin-url", default="http://127.0.0.1:8080")
+    parser.add_argument("--url", default=os.environ.get("MAGNETAR_URL", "pulsar://127.0.0.1:6650"))
+    admin_url = os.environ.get("MAGNETAR_ADMIN_URL", "http://127.0.0.1:8080")
+    parser.add_argument("--admin-url", default=admin_url)
     given = parser.parse_args()
     topic = f"topic://public/default/sentences-{uuid.uuid4().hex[:8]}"
     magnetar_topics(given.admin_url, "create", topic)

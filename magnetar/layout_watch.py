@@ -83,7 +83,7 @@ class LayoutWatch(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"The layout of {self._asked}"
 
     async def find(self) -> Connection:

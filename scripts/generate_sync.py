@@ -75,6 +75,9 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
     """Connect to the brokers at `url`; see `magnetar.connect`.
 
     To be used by `with`, or closed.
+
+    Settings:
+{settings}
     """
     bridge = Bridge()
     try:
@@ -157,7 +160,7 @@ class TransactionKey(ClosedAfterwards):
 
     @property
     def epoch(self) -> int:
-        """Its epoch, with which other processes can attach."""
+        """The epoch of the key, with which other processes can attach."""
         return self._core.epoch
 
     @property
@@ -225,9 +228,19 @@ def generate(face: Face) -> str:
         if isinstance(each, Method) and each.name[0] != "_" and each.name not in face.by_hand
     ]
     given: dict[str, str] = {}
-    parts = [face.head.format(generated=GENERATED.format(face.source))]
+    generated = GENERATED.format(face.source)
+    parts = [face.head.format(generated=generated, settings=_settings_of_connect(tree))]
     parts += [_counterpart(method, given) for method in methods]
     return _formatted("\n".join([*parts, face.tail]), face.target)
+
+
+def _settings_of_connect(tree: ast.Module) -> str:
+    """Return the settings in the docstring of `connect`; empty in a file that lacks it."""
+    for each in tree.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "connect":
+            text = ast.get_docstring(each, clean=False) or ""
+            return text.partition("    Settings:\n")[2].rstrip()
+    return ""
 
 
 def _counterpart(method: Method, given: dict[str, str]) -> str:

@@ -227,7 +227,7 @@ class SegmentBufferCore:
         self._not_joined(self._member_in(txn, _M.CLAIMING), error)
 
     def header_checked(self, txn: TxnId, state: TxnState | None) -> None:
-        """The header was read, after the claim became durable; `state` None: there is none."""
+        """Take the state of the header, read after the claim became durable; None: no header."""
         member = self._member_in(txn, _M.CHECKING)
         if member is None or self._refuse_if_ended(member):
             return

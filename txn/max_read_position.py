@@ -29,7 +29,7 @@ class MaxReadPosition:
             heapq.heappush(self._heap, (position, txn))
 
     def unpin(self, txn: TxnId) -> None:
-        """Remove the transaction's pin, if it has one."""
+        """Remove the pin of the transaction, if it has one."""
         self._pins.pop(txn, None)
         if not self._pins:
             self._heap.clear()

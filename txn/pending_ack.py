@@ -74,7 +74,7 @@ class PendingAck:
 
 @dataclass(frozen=True, slots=True)
 class WantedAck:
-    """One acknowledgement as it was requested; `require` raises if it is not wanted any more."""
+    """A requested acknowledgement.  `require` raises if the request is no longer valid."""
 
     txn: TxnId
     acks: Sequence[AckedPosition]

@@ -249,7 +249,7 @@ class PendingAcksCore:
     # Loading
 
     def load(self, record: AckRecord) -> None:
-        """Take in a record that an earlier owner left (A3); it holds its messages (A4)."""
+        """Load a record that an earlier owner left (A3); its messages are held again (A4)."""
         # A4: held, like one that was taken here.
         ack = PendingAck(
             record.txn, record.cumulative, record.acks, AckState.LOADED, record, record.consumer
@@ -284,7 +284,7 @@ class PendingAcksCore:
         return self.end_some() if alone and positions <= TXN_SLICE_POSITIONS else []
 
     def end_some(self) -> list[Effect]:
-        """Apply or release the oldest acknowledgements that wait for it, one slice."""
+        """Apply or release one slice of the oldest acknowledgements whose transaction has ended."""
         ending, effects = self._ending, list[Effect]()
         positions = 0
         while ending and positions < TXN_SLICE_POSITIONS:

@@ -106,7 +106,7 @@ class Header:
 
     @property
     def deadline_ms(self) -> int:
-        """The wall-clock time at which it is aborted if it is still open."""
+        """The wall-clock time at which the transaction is aborted if it is still open."""
         return self.created_ms + self.timeout_ms
 
 
@@ -208,7 +208,7 @@ def ack_key(record: AckRecord) -> str:
 
 
 def _attempt_part(txn: TxnId) -> str:
-    """The end of a key that makes it one attempt's own among those of its group (G9)."""
+    """The suffix that distinguishes the records of one attempt from those of its group (G9)."""
     # G9: the rest of the key, and so the range, is the group's.
     return f":{number(txn.attempt_index)}" if txn.attempt_index else ""
 
@@ -247,7 +247,7 @@ def leader_key(coordinator: CoordinatorId) -> str:
 
 
 def header_indexes(header: Header) -> tuple[IndexEntry, ...]:
-    """Index a header by deadline while it is open, and by state and time of its end then."""
+    """Index an open header by its deadline, an ended one by its state and the time of its end."""
     if header.state is TxnState.OPEN:
         return (IndexEntry(DEADLINE_INDEX, number(header.deadline_ms)),)
     ended = number(header.finalized_ms or 0)

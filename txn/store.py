@@ -408,7 +408,7 @@ class TransactionStore:
         await self.metadata.put(records.cleanup_request_key(segment), str(at_ms).encode())
 
     async def delete_cleanup_request(self, segment: str, seen: Version) -> None:
-        """Delete a request that its owner has answered; a newer one stays."""
+        """Delete a cleanup request that the segment's owner has answered; a newer one stays."""
         try:
             await self.metadata.delete(records.cleanup_request_key(segment), expect=seen)
         except VersionConflict:
@@ -458,7 +458,7 @@ def stored_header(record: Record) -> StoredHeader:
 
 
 def _headers(found: Iterable[Record]) -> list[StoredHeader]:
-    """Decode headers; a corrupt one is logged and left out, so that it does not stop the others."""
+    """Decode headers.  A corrupt header is logged and left out, and does not stop the others."""
     headers = []
     for record in found:
         try:

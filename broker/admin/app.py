@@ -26,6 +26,12 @@ from broker.admin.keys import BROKER, REGISTRY
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
 from broker.metrics.exposition import make_registry, metrics_text
+from broker.wire.listening import (
+    CannotListen,
+    PortSetting,
+    bind_port,
+    explaining_listen_errors,
+)
 
 SHUTDOWN_TIMEOUT_S = 2
 INDEX = "/admin/v2"
@@ -93,19 +99,21 @@ class AdminServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen, and set `port` to the port in use.  Raises OSError if it is taken."""
+        """Listen, and set `port` to the port in use.  Raises `CannotListen`."""
         settings, taken = self._broker.settings, self._broker.take_http_socket()
         runner = web.AppRunner(
             build_app(self._broker), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
         )
         await runner.setup()
         self._runner = runner
-        site: web.BaseSite
-        if taken is None:
-            site = web.TCPSite(runner, settings.bind_host, settings.http_port)
-        else:
-            site = web.SockSite(runner, taken)
-        await site.start()
+        address = (settings.bind_host, settings.http_port, PortSetting.HTTP_PORT)
+        bound = bind_port(*address) if taken is None else taken
+        try:
+            with explaining_listen_errors(*address):
+                await web.SockSite(runner, bound).start()
+        except CannotListen:
+            bound.close()
+            raise
         self.port = runner.addresses[0][1]
         self._broker.placement.listening(http_port=self.port)
 

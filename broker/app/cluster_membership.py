@@ -9,6 +9,7 @@ from typing import Protocol
 from broker.placement.load import Totals
 from broker.placement.several import BrokerInfo, SeveralBrokers
 from broker.topics.registry import TopicRegistry
+from broker.wire.listening import PortSetting, bind_port
 from config.settings import Settings
 from magnetar.protocol.names import TopicName
 from storage.clock import Clock
@@ -42,7 +43,7 @@ class ClusterMembership:
 async def join(broker: MemberHost) -> ClusterMembership:
     """Start the placement of this broker, which takes no topics before it is announced.
 
-    Raises `MetadataError`, OSError.
+    Raises `MetadataError`, `CannotListen`.
     """
     settings = broker.settings
 
@@ -59,7 +60,7 @@ async def join(broker: MemberHost) -> ClusterMembership:
         unload=unload,
     )
     # The REST port is bound first, because it is part of the broker's id.
-    http_socket = bind_port(settings.bind_host, settings.http_port)
+    http_socket = bind_port(settings.bind_host, settings.http_port, PortSetting.HTTP_PORT)
     placement.listening(port=broker.port, http_port=http_socket.getsockname()[1])
     try:
         await placement.start()
@@ -81,15 +82,3 @@ def totals_of(broker: MemberHost) -> Totals:
         bytes_out=sum(topic.bytes_out_total for topic in topics),
         topics=len(topics),
     )
-
-
-def bind_port(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet.  Raises OSError if the port is in use."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound

@@ -5,6 +5,7 @@ A failure is one sentence on standard error and a status other than 0.
 
 import http.client
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -12,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.cli.ledgers import register_ledgers
+from broker.cli.rest_client import refusal
 from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
@@ -118,10 +120,12 @@ def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     try:
         with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT_S) as answer:
             typer.echo(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        raise fail(f"{url} reports a failure, {refusal(error, admin_url)}") from error
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:
-        raise fail(f"{url} does not answer, or reports a failure ({error}).") from error
+        raise fail(f"{url} does not answer ({error}).") from error
 
 
 def backup(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, printable
 
 
 def orphans(
@@ -18,7 +18,7 @@ def orphans(
     for each in ledgers:
         created_s = int(str(each["createdTimestamp"])) // 1000
         owner = each["managedLedger"] or "health check"
-        cursor = f"  subscription {each['cursor']}" if each["cursor"] else ""
+        cursor = f"  subscription {printable(each['cursor'])}" if each["cursor"] else ""
         created = datetime.fromtimestamp(created_s, UTC).isoformat()
         typer.echo(f"{each['ledgerId']:>12}  {created}  {owner}{cursor}")
     typer.echo(f"{len(ledgers)} ledger(s){' deleted' if delete else ''}.")

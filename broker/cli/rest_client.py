@@ -9,6 +9,8 @@ from http import HTTPStatus
 from http.client import HTTPMessage
 from typing import IO
 
+from magnetar.protocol.rest_reason import BODY_MAX, rest_reason
+
 TIMEOUT_S = 30
 REDIRECTS_MAX = 5
 """Enough for a topic that moves meanwhile; it stops brokers that redirect in a circle."""
@@ -50,7 +52,7 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def call(base_url: str, method: str, path: str, body: object | None = None) -> object:
-    """Send one request; return the decoded JSON (or text, or None when empty).
+    """Send one request; return the decoded JSON, or None for an empty body.
 
     Raises `RestFailure` with the broker's own reason.
     """
@@ -67,17 +69,14 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
     try:
         opener = urllib.request.build_opener(redirects)
         with opener.open(request, timeout=TIMEOUT_S) as response:
-            return _decode(response.read())
+            return _decode(response.read(), redirects.at)
     except urllib.error.HTTPError as error:
         if error.code in _SAME_METHOD:
             raise RestFailure(
                 f"The brokers redirected the request more than {REDIRECTS_MAX} times, last to "
                 f"{redirects.at}: the owner of the topic is changing. Try again."
             ) from error
-        answer = _decode(error.read())
-        reason = answer.get("reason") if isinstance(answer, dict) else answer
-        status = HTTPStatus(error.code).phrase
-        raise RestFailure(f"{error.code} {status}: {reason or 'no reason given'}") from error
+        raise RestFailure(refusal(error, redirects.at)) from error
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise RestFailure(
@@ -91,10 +90,29 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
         ) from error
 
 
-def _decode(text: bytes) -> object:
+def refusal(error: urllib.error.HTTPError, server: str) -> str:
+    """The status and the reason of an HTTP error, as one line."""
+    try:
+        reason = rest_reason(error.read(BODY_MAX))
+    except (OSError, http.client.HTTPException):  # The status is known; the rest is lost.
+        reason = ""
+    status = f"{error.code} {error.reason}".strip()
+    if reason not in ("", error.reason, f"HTTP {status}"):
+        return f"{status}: {reason}"
+    # Every error of a Magnetar broker has a reason.
+    return (
+        f"{status}: {server} gives no reason, so it may not be a Magnetar broker; Apache Pulsar "
+        "lacks some of these commands. Name a Magnetar broker with --admin-url."
+    )
+
+
+def _decode(text: bytes, server: str) -> object:
     if not text:
         return None
     try:
         return json.loads(text)
     except ValueError:
-        return text.decode("utf-8", "replace")
+        raise RestFailure(
+            f"{server} answers with something else than JSON: name the REST address of a broker "
+            "with --admin-url."
+        ) from None

@@ -39,3 +39,16 @@ def ask(admin_url: str, method: str, path: str, body: object | None = None) -> o
 def mapping(answer: object) -> Mapping[str, object]:
     """The JSON object in an answer; empty if it is something else."""
     return answer if isinstance(answer, dict) else {}
+
+
+def or_dash(value: object) -> str:
+    """The text of a value, or a dash if there is none."""
+    return "-" if value is None or value == "" else str(value)
+
+
+def printable(name: object) -> str:
+    """A name that a client chose, with its control characters escaped for the terminal."""
+    text = or_dash(name)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

@@ -8,17 +8,24 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import structlog
-import uvloop
 
 from broker.app.service import Broker
+from broker.wire.listening import CannotListen, PortSetting, bind_port
 from config.bounds import BROKER_STOP_S
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import SystemClock
+
+try:
+    import uvloop
+except ImportError:  # There is none for PyPy.
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
 
 if TYPE_CHECKING:
     from broker.admin.app import AdminServer
@@ -43,18 +50,28 @@ def serve(settings: Settings) -> int:
     """
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
-        return uvloop.run(_serve(settings))
-    except MagnetarError as error:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(_serve(settings))
+    except CannotListen as error:
+        for each in (error, *other_listen_errors(settings, error)):
+            print(f"magnetar: {each}", file=sys.stderr)
+        return 1
+    except (MagnetarError, OSError) as error:
         print(f"magnetar: {error}", file=sys.stderr)
         return 1
-    except OSError as error:
-        print(
-            f"magnetar: cannot listen on {settings.bind_host}, port {settings.port} for clients "
-            f"and port {settings.http_port} for REST ({os.strerror(error.errno or 0)}): stop what "
-            "uses one of them, or give others with --port and --http-port.",
-            file=sys.stderr,
-        )
-        return 1
+
+
+def other_listen_errors(settings: Settings, first: CannotListen) -> list[CannotListen]:
+    """The errors of the ports that the broker did not try because of the first error."""
+    errors = []
+    for setting in PortSetting:
+        if first.setting in (None, setting):
+            continue
+        try:
+            bind_port(settings.bind_host, getattr(settings, setting.setting), setting).close()
+        except CannotListen as error:
+            errors.append(error)
+    return errors
 
 
 async def _serve(settings: Settings) -> int:

@@ -7,7 +7,14 @@ from urllib.parse import quote
 import typer
 
 from broker.cli.offload import add_offload
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
+from broker.cli.rest_commands import (
+    DEFAULT_ADMIN_URL,
+    AdminUrl,
+    ask,
+    mapping,
+    printable,
+    topic_path,
+)
 
 TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
 
@@ -32,7 +39,7 @@ def list_topics(
         raise typer.BadParameter(f"{namespace!r} is not a namespace: write tenant/namespace.")
     answer = ask(admin_url, "GET", f"/admin/v2/scalable/{quote(namespace)}")
     for name in answer if isinstance(answer, list) else []:
-        typer.echo(name)
+        typer.echo(printable(name))
 
 
 def get(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
@@ -110,7 +117,7 @@ def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None
     for name, value in mapping(answer.get("subscriptions")).items():
         subscription = mapping(value)
         typer.echo(
-            f"  {name}: backlog {subscription.get('msgBacklog', '?')}, "
+            f"  {printable(name)}: backlog {subscription.get('msgBacklog', '?')}, "
             f"{subscription.get('consumerCount', 0)} consumer(s)"
         )
 

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, or_dash, printable
 from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"
@@ -22,24 +22,12 @@ def _seconds(ms: object) -> str:
     return f"{ms // 1000}s" if isinstance(ms, int) else "-"
 
 
-def _or_dash(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
-
-
-def printable(name: object) -> str:
-    """A name that a client chose, with its control characters escaped for the terminal."""
-    text = _or_dash(name)
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
-
-
 def _line(row: Mapping[str, object]) -> str:
     return (
         f"{printable(row.get('key')):<24}  {printable(row.get('owner')):<12}  "
-        f"{_or_dash(row.get('epoch')):>6}  {_or_dash(row.get('transactionId')):<16}  "
-        f"{_or_dash(row.get('transactionState')):<9}  {_seconds(row.get('ageMs')):>8}  "
-        f"{_seconds(row.get('idleMs')):>8}  {_or_dash(row.get('connections'))}"
+        f"{or_dash(row.get('epoch')):>6}  {or_dash(row.get('transactionId')):<16}  "
+        f"{or_dash(row.get('transactionState')):<9}  {_seconds(row.get('ageMs')):>8}  "
+        f"{_seconds(row.get('idleMs')):>8}  {or_dash(row.get('connections'))}"
     )
 
 

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask
-from broker.cli.transaction_keys import printable, register_keys
+from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, printable
+from broker.cli.transaction_keys import register_keys
 from config.bounds import TXN_LISTED
 
 BASE = "/admin/v3/transactions"
@@ -124,7 +124,7 @@ def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
         more = f" and {len(texts) - 5} more" if len(texts) > 5 else ""
         typer.echo(
             f"  acknowledgement {how} {', '.join(texts[:5])}{more} on {ack.get('segment')} "
-            f"for {ack.get('subscription')}"
+            f"for {printable(ack.get('subscription'))}"
         )
 
 

@@ -151,7 +151,7 @@ class ChannelServer:
 
 
 class ChannelSession:
-    """One connection.  It is the `EventSink` of its requests."""
+    """A connection from another broker, and the `EventSink` of the requests on it."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class MalformedRequest(PeerError):
 
 
 class EventSink(Protocol):
-    """The connection of the broker that sent a request, as the one that carries it out sees it."""
+    """Interface: the connection to the broker that sent a request, for the code that serves it."""
 
     def send_event(self, kind: str, value: object) -> None:
         """Send JSON after what was sent before, without waiting.
@@ -67,7 +67,7 @@ class Jsonable(Protocol):
     """A value that writes its own JSON.  Its type has a classmethod `from_json`."""
 
     def to_json(self) -> dict[str, object]:
-        """Return it as it travels between brokers."""
+        """Return the JSON that is sent to another broker."""
         ...
 
 

@@ -80,7 +80,7 @@ class TopicController:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no consumers, and all that it knows is stored."""
+        """Whether the controller has no consumers and no unfinished work."""
         return (
             not self._tasks.busy
             and not self._registrations.locked()

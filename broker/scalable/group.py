@@ -20,7 +20,7 @@ class SessionState(enum.Enum):
 
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
-    """Its connection is lost; it keeps its segments."""
+    """The connection of the consumer is lost; the consumer keeps its segments."""
     LEFT = "left"
     """It gets no segments and is forgotten.  Segments where it is still attached wait for that."""
 

@@ -120,7 +120,7 @@ class LiveTopics:
         return found
 
     async def find(self, name: TopicName) -> LiveTopic | None:
-        """As `get`, but None when there is none, or when it is being deleted.
+        """Like `get`, but None if there is no such topic, or if it is being deleted.
 
         It takes no lock: changes hold the lock while they wait for segments whose loading calls
         this.

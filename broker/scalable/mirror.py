@@ -51,7 +51,7 @@ class SegmentConsumer(Protocol):
 
     @property
     def connection(self) -> ClientConnection | None:
-        """Its connection to this broker."""
+        """The connection of the consumer to this broker."""
         ...
 
 

@@ -235,7 +235,7 @@ class ScalableTopics(SegmentReports):
         return segment.segment_id in live.sealing or self._topics.is_changing(live.name)
 
     async def let_go_of_idle(self, now_s: float) -> None:
-        """Drop topics from memory that nobody has used for `idle_topic_unload_s`."""
+        """Drop from memory the topics that nobody has used for `idle_topic_unload_s`."""
         self._topics.forget_names()
         running = self._running_topics()
         seen = ((live, live.uses, self._is_idle(live, running)) for live in self._topics.all())

@@ -319,7 +319,7 @@ class TopicStore:
         return _steps(await self._metadata.scan(*steps.range_of(name), fresh=True))
 
     async def begun(self) -> list[Step]:
-        """All steps that were begun and not ended."""
+        """All steps that have begun and not ended."""
         return _steps(await self._metadata.scan(*children_range(steps.STEPS_ROOT), fresh=True))
 
 

@@ -265,7 +265,7 @@ class Consumer:
 
     @property
     def blocked_on_unacked(self) -> bool:
-        """Whether it gets nothing until it acknowledges."""
+        """Whether the consumer gets no messages until it acknowledges some."""
         return self.unacked >= MAX_UNACKED_PER_CONSUMER
 
     def deliver(

@@ -181,7 +181,7 @@ class PublishPipeline:
             producer.held.add(taken)
 
     def _decide(self, producer: Producer, taken: HeldSend) -> bool:
-        """Append or refuse a SEND; False: it waits for its transaction."""
+        """Append or refuse a SEND.  Returns False if it waits for its transaction."""
         send, size, refusal = taken
         chunk: Chunk | None = None
         if refusal is None:
@@ -265,7 +265,7 @@ class PublishPipeline:
         chunk: Chunk | None,
         error: MagnetarError | None,
     ) -> None:
-        """Append or refuse the SEND that waited for its transaction, then those behind it."""
+        """Append or refuse the SEND that waited for its transaction, then those queued after it."""
         held = producer.held
         if held is None:
             return

@@ -49,7 +49,7 @@ class KnownTopics(Protocol):
 
 
 class TransactionsHost(Protocol):
-    """What transactions need of the broker."""
+    """Interface: the parts of the broker that transactions use."""
 
     settings: Settings
     clock: Clock

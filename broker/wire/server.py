@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import structlog
 
 from broker.wire.connection import Connection, ConnectionHost, Handler, SendHandler
+from broker.wire.listening import PortSetting, bind_port, explaining_listen_errors
 from config.bounds import LISTEN_BACKLOG
 
 log = structlog.get_logger(__name__)
@@ -26,23 +27,25 @@ class BinaryServer:
         self._send = send
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
+        self._host = ""
         self.port = 0
 
     def bind(self, host: str, port: int) -> None:
-        """Bind the socket, and set `port` to its port.  Raises OSError if the port is in use."""
-        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((host, port))
+        """Bind the socket, and set `port` to its port.  Raises `CannotListen`."""
+        self._socket = bind_port(host, port, PortSetting.PORT)
+        self._host = host
         self.port = self._socket.getsockname()[1]
 
     async def start(self) -> None:
-        """Accept connections."""
+        """Accept connections.  Raises `CannotListen`."""
         loop = asyncio.get_running_loop()
         if self._socket is None:
             raise RuntimeError("The server was started before it was bound.")
-        self._server = await loop.create_server(
-            self._accept, sock=self._socket, backlog=LISTEN_BACKLOG
-        )
+        # Two processes may have bound the port; only one of them can listen.
+        with explaining_listen_errors(self._host, self.port, PortSetting.PORT):
+            self._server = await loop.create_server(
+                self._accept, sock=self._socket, backlog=LISTEN_BACKLOG
+            )
         self._socket = None
 
     def _accept(self) -> asyncio.Protocol:

@@ -82,7 +82,7 @@ def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> S
 def main() -> None:
     """Run both queries, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
+    parser.add_argument("--url", default=os.environ.get("MAGNETAR_URL", "pulsar://127.0.0.1:6650"))
     parser.add_argument("--orders", default="topic://public/default/orders")
     parser.add_argument("--checkpoints", required=True)
     given = parser.parse_args()

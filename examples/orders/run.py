@@ -76,7 +76,7 @@ def everything_in(url: str, topic: str) -> list[dict[str, object]]:
 def main() -> None:
     """Publish, kill the driver, start another one, and compare the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="pulsar://127.0.0.1:6650")
+    parser.add_argument("--url", default=os.environ.get("MAGNETAR_URL", "pulsar://127.0.0.1:6650"))
     url = parser.parse_args().url
     topic = f"topic://public/default/orders-{uuid.uuid4().hex[:8]}"
     orders = publish(url, topic)

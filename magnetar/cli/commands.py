@@ -4,7 +4,7 @@ Each command imports the module that does its work when it runs, so that others 
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -20,6 +20,10 @@ from magnetar.cli.common import (
 )
 from magnetar.cli.connecting import Where, connecting
 
+DEFAULT_PERF_TOPIC: Final = "perf"
+PerfTopic = Annotated[
+    str, typer.Argument(help="Of its own, as consumers of other messages get these too")
+]
 Subscription = Annotated[str, typer.Option("--subscription", "-s", help="Made if it is missing")]
 KindOption = Annotated[
     Kind, typer.Option("--type", help="queue: shared work, in any order; stream: in order")
@@ -148,7 +152,7 @@ def _interrupted(count: int | None) -> int:
 
 @connecting
 def perf_produce(
-    topic: TopicArgument,
+    topic: PerfTopic = DEFAULT_PERF_TOPIC,
     count: Count = None,
     seconds: Seconds = None,
     rate: Annotated[
@@ -163,7 +167,7 @@ def perf_produce(
     *,
     where: Where,
 ) -> None:
-    """Send messages and measure the time to their receipts."""
+    """Send messages of random letters and measure the time to their receipts."""
     topic = topic_named(topic)
     with ending_well():
         from magnetar.cli.perf import Limits, Load, measure_producing, measured
@@ -183,7 +187,7 @@ def perf_produce(
 
 @connecting
 def perf_consume(
-    topic: TopicArgument,
+    topic: PerfTopic = DEFAULT_PERF_TOPIC,
     subscription: Subscription = "perf",
     count: Count = None,
     seconds: Seconds = None,

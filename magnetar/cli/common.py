@@ -120,8 +120,14 @@ def finishing() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error on one line, or the name of its class if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of an error on one line, or the name of its class if it has none.
+
+    Control characters, which a broker's text may have, are escaped.
+    """
+    line = " ".join(str(error).split()) or type(error).__name__
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in line
+    )
 
 
 def topic_named(given: str) -> str:

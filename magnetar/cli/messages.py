@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import typer
 
@@ -14,12 +14,17 @@ from magnetar.bounds import CLI_BATCH
 from magnetar.checkpoint import Checkpoint
 from magnetar.cli.common import Kind, Start, finishing
 from magnetar.cli.connecting import Where
-from magnetar.cli.rendering import Rendering
+from magnetar.cli.rendering import Rendering, as_json, is_plain_text
 from magnetar.consume.message import Message
 from magnetar.consume.settings import InitialPosition
 from magnetar.errors import ProducerQueueFull
 from magnetar.message_id import MessageId
 from magnetar.sync.producer import Producer, SendOptions
+
+ESCAPED_HINT: Final = (
+    "magnetar: some values are not plain text and printed with escapes such as \\x00; --json has "
+    "them unchanged (in base64 where they are not UTF-8)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +132,10 @@ def print_subscription(
     with _connected(where) as client:
         if kind is Kind.STREAM:
             with client.stream_consumer(topic, subscription, initial_position=begin) as stream:
-                _print_all(stream, printing, lambda came: stream.ack(came[-1]))
+                print_all(stream, printing, lambda came: stream.ack(came[-1]))
             return
         with client.queue_consumer(topic, subscription, initial_position=begin) as queue:
-            _print_all(queue, printing, queue.ack)
+            print_all(queue, printing, queue.ack)
 
 
 def print_topic(where: Where, topic: str, start: Start, printing: Printing) -> None:
@@ -140,19 +145,23 @@ def print_topic(where: Where, topic: str, start: Start, printing: Printing) -> N
         _connected(where) as client,
         client.checkpoint_consumer(topic, start=begin) as reader,
     ):
-        _print_all(reader, printing, lambda came: None)
+        print_all(reader, printing, lambda came: None)
 
 
 def _connected(where: Where) -> magnetar.sync.Client:
     return magnetar.sync.connect(where.url, **where.options)
 
 
-def _print_all(
+def print_all(
     consumer: Batches,
     printing: Printing,
     printed: Callable[[Sequence[Message[bytes]]], None],
 ) -> None:
-    left = printing.count
+    """Print messages and call `printed` with those of each batch, until the printing ends.
+
+    The first batch with a value that is not plain text is followed by a hint on standard error.
+    """
+    left, hinted = printing.count, printing.show is as_json
     while left is None or left > 0:
         came = consumer.receive_batch(min(left or CLI_BATCH, CLI_BATCH), printing.idle_s)
         if not came:
@@ -163,5 +172,8 @@ def _print_all(
             sys.stdout.write("".join(f"{printing.show(each)}\n" for each in came))
             sys.stdout.flush()
             printed(came)
+        if not hinted and not all(is_plain_text(each.data) for each in came):
+            hinted = True
+            typer.echo(ESCAPED_HINT, err=True)
         if left is not None:
             left -= len(came)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import random
-import signal
+import string
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final
 
 import typer
-import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -25,10 +24,12 @@ from magnetar.compression import CompressionType
 from magnetar.consume.message import Message
 from magnetar.consume.settings import InitialPosition
 from magnetar.errors import MagnetarError, ProducerQueueFull
+from magnetar.event_loop import call_at_interrupt, new_event_loop
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 
 DEFAULT_SECONDS: Final = 10.0
+VALUE_MARK: Final = "magnetar perf "
 Receive = Callable[[int, float], Awaitable[list[Message[bytes]]]]
 Acknowledge = Callable[[list[Message[bytes]]], Awaitable[None]]
 
@@ -58,6 +59,15 @@ class Load:
     in_flight: int
 
 
+def load_value(size: int) -> bytes:
+    """The value of each message: a mark, by which readers of the topic know it, and random letters.
+
+    It is text, so that `magnetar consume` and consumers of text can read it.
+    """
+    letters = random.Random(1).choices(string.ascii_letters + string.digits, k=size)
+    return (VALUE_MARK + "".join(letters))[:size].encode()
+
+
 async def produce_load(
     producer: Producer[bytes],
     load: Load,
@@ -67,7 +77,7 @@ async def produce_load(
 ) -> None:
     """Send until a limit is reached or `stop` is set, then wait for the receipts."""
     now = time.perf_counter
-    payload = random.Random(1).randbytes(load.size)
+    payload = load_value(load.size)
     keys = [f"key-{number}" for number in range(load.keys)]
     began_s = now()
     given = 0
@@ -192,7 +202,8 @@ def measured(run: Run, verb: str, limits: Limits, as_json: bool, quiet: str) -> 
     KeyboardInterrupt for a second Ctrl-C, after the summary.
     """
     tally = Tally(time.perf_counter())
-    whole = uvloop.run(_run_with_progress(run, tally, limits, quiet))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        whole = runner.run(_run_with_progress(run, tally, limits, quiet))
     if as_json:
         typer.echo(json.dumps(tally.as_mapping()))
     else:
@@ -218,7 +229,7 @@ async def _run_with_progress(run: Run, tally: Tally, limits: Limits, quiet: str)
             running.cancel()
         stop.set()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    call_at_interrupt(interrupt)
     quiet_at_s = time.perf_counter() + PERF_QUIET_S
     console = Console(stderr=True)
     with Progress(

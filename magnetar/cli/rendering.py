@@ -1,29 +1,35 @@
-"""A message as text or as one line of JSON.  Pure."""
+"""A message as text or as one line of JSON, safe for a terminal.  Pure."""
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 from magnetar.consume.message import Message
 
 Rendering = Callable[[Message[bytes]], str]
 
+# Control characters, tab and newline aside, move the cursor or change the terminal's state;
+# controls of the writing direction show a line in another order.
+_UNSAFE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 
 def as_value(message: Message[bytes]) -> str:
-    """The value alone."""
+    """The value alone, escaped where it is not plain text."""
     return _text(message.data)
 
 
 def as_line(message: Message[bytes]) -> str:
     """Time, id, key and value."""
-    key = "" if message.key is None else f"{message.key}  "
+    key = "" if message.key is None else f"{_escaped(message.key)}  "
     return f"{_time(message.publish_time_ms)}  {message.id}  {key}{_text(message.data)}"
 
 
 def as_json(message: Message[bytes]) -> str:
     """All fields as one line of JSON.  A value that is not UTF-8 is `value_base64`."""
-    return json.dumps(
+    line = json.dumps(
         {
             "topic": message.topic,
             "id": str(message.id),
@@ -38,6 +44,16 @@ def as_json(message: Message[bytes]) -> str:
         },
         ensure_ascii=False,
     )
+    # Each is inside of a string, where JSON allows this escape.
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
+
+
+def is_plain_text(data: bytes) -> bool:
+    """Whether a value is UTF-8 without control characters, so that it is printed as it is."""
+    try:
+        return _UNSAFE.search(data.decode()) is None
+    except UnicodeDecodeError:
+        return False
 
 
 def _value(message: Message[bytes]) -> Mapping[str, str | None]:
@@ -50,7 +66,12 @@ def _value(message: Message[bytes]) -> Mapping[str, str | None]:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
+    return _escaped(data.decode("utf-8", "backslashreplace"))
+
+
+def _escaped(text: str) -> str:
+    """The text with `\\x1b` for a control character."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def _time(time_ms: int | None) -> str | None:

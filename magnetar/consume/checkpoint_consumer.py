@@ -55,7 +55,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         limit = settings.receiver_queue_size * INBOX_SEGMENTS
         super().__init__(Inbox(limit, settings.receiver_queue_bytes))
         self.name: Final = settings.consumer_name or random_name(context, "checkpoint-")
-        """Its name at the controller of a group."""
+        """The name of the consumer at the controller of a group."""
         self._context = context
         self._given_schema = schema
         self._schema = schema

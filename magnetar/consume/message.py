@@ -73,12 +73,12 @@ class RawMessage(Generic[S_co]):
 
     @property
     def size(self) -> int:
-        """Bytes that count for it in an inbox."""
+        """The bytes that this message counts for in an inbox."""
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
     @property
     def entry_id(self) -> EntryId:
-        """Its id in the segment."""
+        """The id of this message in its segment."""
         entry = self.entry
         first = entry.chunks[0] if entry.chunks else None
         ledger_id, entry_id = entry.key
@@ -88,7 +88,7 @@ class RawMessage(Generic[S_co]):
 
     @property
     def single(self) -> SingleMessageMetadata | None:
-        """Its own metadata in a batch; None for a message alone in its entry."""
+        """The metadata of this message in its batch; None for a message alone in its entry."""
         if self._single is None and self._single_bytes is not None:
             self._single = SingleMessageMetadata.FromString(self._single_bytes)
             self._single_bytes = None
@@ -158,7 +158,7 @@ class Message(Generic[T]):
 
     @property
     def is_null(self) -> bool:
-        """Whether it has no value, which marks its key as deleted."""
+        """Whether the message has no value, which marks its key as deleted."""
         return self.received.own_metadata.null_value
 
     @property
@@ -224,7 +224,7 @@ class Message(Generic[T]):
 
     @property
     def sequence_id(self) -> int:
-        """The sequence id that its producer gave it."""
+        """The sequence id that the producer gave to the message."""
         single = self.received.single
         if single is not None and single.HasField("sequence_id"):
             return from_wire(single.sequence_id)
@@ -237,7 +237,7 @@ class Message(Generic[T]):
 
     @property
     def replicated_from(self) -> str | None:
-        """The cluster from which it was copied; None for one that was sent to this cluster."""
+        """The cluster from which the message was copied; None if it was sent to this cluster."""
         metadata = self.received.entry.metadata
         return metadata.replicated_from if metadata.HasField("replicated_from") else None
 

@@ -108,7 +108,7 @@ class NamespaceWatch(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"The watch of the topics of {self._namespace}"
 
     async def find(self) -> Connection:

@@ -113,7 +113,7 @@ class ControllerSession(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"Consumer {self._consumer_name} of {self._subscription} on {self._asked}"
 
     async def find(self) -> Connection:
@@ -409,7 +409,7 @@ class OrderedReader(Protocol):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a transaction will not commit, so that it is open which messages come again."""
+        """Whether a transaction will not commit and what it redelivers is not known yet."""
 
     def is_settled(self, segment_id: int, entry: EntryId) -> bool:
         """Whether an entry was acknowledged after it was sent."""
@@ -555,7 +555,7 @@ class OrderedInbox(Inbox[SegmentConsumer]):
     def put(
         self, segment: SegmentConsumer, messages: Sequence[RawMessage[SegmentConsumer]]
     ) -> None:
-        """Put in the messages of an entry, unless they show that the broker has begun again."""
+        """Add the messages of an entry, unless the broker has gone back to an earlier one."""
         if not (isinstance(segment, OrderedSegment) and segment.goes_back(messages)):
             super().put(segment, messages)
 

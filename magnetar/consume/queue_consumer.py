@@ -134,7 +134,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         return Message(received, self._schema, self._topic, segment.segment.segment_id)
 
     def begin_processing(self, message: Message[T]) -> None:
-        """Start the processing timeout of a message, if there is one: the application has it."""
+        """Start the processing timeout, if there is one, of a message that was handed out."""
         if (segment := self._segment_of(message)) is not None:
             segment.begin_processing(message.received)
 

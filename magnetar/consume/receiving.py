@@ -98,7 +98,7 @@ class Inbox(Generic[S]):
     ) -> list[RawMessage[S]]:
         """Remove and return the messages of a segment.
 
-        With `messages` only those of these entries, with bits as of `bit_of`.
+        `messages` limits that to messages of these entries: the bits of their indexes (`bit_of`).
         """
         kept: list[RawMessage[S]] = []
         dropped: list[RawMessage[S]] = []

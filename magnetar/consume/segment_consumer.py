@@ -224,7 +224,7 @@ class SegmentConsumer(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"The consumer of {self.segment.topic} in {self.settings.subscription!r}"
 
     async def find(self) -> Connection:

@@ -195,7 +195,7 @@ class SubscriptionSettings(ReceivingSettings):
     """The settings that every consumer of a subscription has."""
 
     initial_position: InitialPosition | InitialPositionName = InitialPosition.LATEST
-    """The position at which the subscription begins if it is new."""
+    """The position at which the subscription begins if it is new: 'latest' or 'earliest'."""
     ack_grouping_ms: int = 100
     """How long an acknowledgement may wait for others; with 0 it is sent at once."""
     subscription_properties: Mapping[str, str] = field(default_factory=dict)

@@ -98,7 +98,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         self._schema = schema
         self._settings = settings
         self.name: Final = settings.consumer_name or random_name(context, "stream-")
-        """Its name at the controller."""
+        """The name of the consumer at the controller."""
         self._incarnation: Final = random_name(context, "", 16)
         self._session = ControllerSession(
             context, topic, subscription, self.name, create_if_missing=create_if_missing
@@ -142,7 +142,7 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         return all(self._acks.is_all_acknowledged(segment_id) for segment_id in self._vector)
 
     def is_acknowledged(self, positions: Positions) -> bool:
-        """Whether everything up to these positions is, without open transactions."""
+        """Whether everything up to these positions is acknowledged outside of open transactions."""
         return all(self._acks.is_acknowledged(i, entry, None) for i, entry in positions.items())
 
     async def open(self) -> None:
@@ -299,7 +299,8 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     def redeliver_unacknowledged(self) -> None:
         """Hand out everything that is not acknowledged again, in order.
 
-        Messages received before can not be acknowledged any more.
+        Returns at once and is not awaited: `receive` has the messages when they come.  Messages
+        received before can not be acknowledged any more.
         """
         check_loop(self._loop)
         self.times_back += 1

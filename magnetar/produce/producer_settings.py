@@ -38,19 +38,20 @@ class ProducerSettings:
     name: str | None = None
     """The producer's name, the same over restarts if messages are to be deduplicated."""
     access_mode: AccessMode | AccessModeName = AccessMode.SHARED
-    """Whether other producers may write to the topic."""
+    """Whether other producers may write to the topic: 'shared', 'exclusive', 'wait_for_exclusive'
+    or 'exclusive_with_fencing' (see `AccessMode`)."""
     batching: bool = True
     """Whether messages that are sent at about the same time share an entry."""
     batch_max_messages: int = 1000
-    """Messages in a batch."""
+    """The most messages in a batch."""
     batch_max_bytes: int = 128 * 1024
-    """Bytes in a batch, before compression; less if the broker's maximum message size is smaller.
-    A larger message is sent alone."""
+    """The most bytes in a batch, before compression; less if the broker's maximum message size is
+    smaller.  A larger message is sent alone."""
     batch_max_delay_ms: float = 1.0
     """How long a message may wait for others while earlier ones of its segment have no receipt yet;
     without such messages it is sent at once."""
     compression: CompressionType | CompressionName = CompressionType.NONE
-    """The compression of batches and messages."""
+    """The compression of entries: 'none', 'lz4', 'zlib', 'zstd' or 'snappy'."""
     chunking: bool = False
     """Whether a message larger than the broker's maximum is sent in chunks; else it is refused."""
     max_pending_messages: int = 10_000

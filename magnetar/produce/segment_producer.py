@@ -214,7 +214,7 @@ class SegmentProducer(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"The producer of {self.segment.topic}"
 
     async def find(self) -> Connection:

@@ -20,7 +20,7 @@ class Visibility(enum.IntEnum):
 
     READABLE = 0
     ABORTED = 1
-    """Its transaction was aborted."""
+    """The transaction of the entry was aborted."""
     OPEN = 2
     """It is beyond the max read position, or its own transaction is open."""
     MARKER = 3

@@ -299,7 +299,7 @@ class _RawReader(Attachment):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"A reader of {self._topic}"
 
     async def find(self) -> Connection:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from magnetar.errors import ClientError
+from magnetar.protocol.rest_reason import BODY_MAX, rest_reason
 
 __all__ = ["AdminFailed", "AdminRest", "topic_path"]
 
@@ -56,7 +57,7 @@ class AdminRest:
         """Send one request; the decoded JSON, None for an empty answer.  Raises `AdminFailed`."""
         with self._open(method, path, body) as answer:
             text = answer.read()
-        return json.loads(text) if text else None
+        return _decoded(self._url + path, text) if text else None
 
     def lines(self, path: str) -> Iterator[Json]:
         """Iterate over an answer of JSON lines.
@@ -75,7 +76,7 @@ class AdminRest:
         with opened as answer:
             for line in answer:
                 # The last line says that the answer is whole.
-                found = cast("Json", json.loads(line))
+                found = cast("Json", _decoded(self._url + path, line))
                 if found.get("end") is True:
                     return
                 yield found
@@ -132,12 +133,16 @@ def _is_missing(error: AdminFailed) -> bool:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    text = error.read().decode(errors="replace")
+    return rest_reason(error.read(BODY_MAX)) or str(error.reason)
+
+
+def _decoded(url: str, text: bytes) -> object:
     try:
-        found = json.loads(text)
-    except ValueError:
-        return str(error.reason) if text.lstrip().startswith("<") else text[:500]
-    return str(found.get("reason", text)) if isinstance(found, dict) else text[:500]
+        return json.loads(text)
+    except ValueError as error:
+        raise AdminFailed(
+            f"{url} answers with something else than JSON; give the REST address of a broker."
+        ) from error
 
 
 def topic_path(topic: str) -> str:

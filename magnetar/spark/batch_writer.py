@@ -36,7 +36,7 @@ class BatchWriter(DataSourceArrowWriter):
         return Sink(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        """In a task: write its rows."""
+        """Write the rows of a task; runs in the task."""
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
         task = Task(self.nonce, context.partitionId(), self.query, _ONLY_BATCH)

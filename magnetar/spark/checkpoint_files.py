@@ -93,7 +93,7 @@ class GivenPositions:
 
 
 def run_in_thread(name: str, work: Callable[[], T]) -> Future[T]:
-    """Run `work` on a thread of its own; its result or its error."""
+    """Run `work` on a thread of its own; return its result or raise its error."""
     # Arrow's calls cannot be interrupted, and the end of the process must not wait for one.
     found: Future[T] = Future()
     found.set_running_or_notify_cancel()

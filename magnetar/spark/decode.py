@@ -50,7 +50,7 @@ class Definition:
 
     @property
     def form(self) -> Form:
-        """Its type in Spark, and the conversion of values to it.  Raises `InvalidOption`."""
+        """The type of the values in Spark, and their conversion to it.  Raises `InvalidOption`."""
         return form_of(self.tree)
 
     def avro(self) -> Schema[dict[str, object]]:

@@ -102,12 +102,12 @@ class MessageRef:
     digest: str
 
     def __str__(self) -> str:
-        """Its text in options: `4:17:9f...`."""
+        """The text of this reference in options: `4:17:9f...`."""
         return f"{self.place[0]}:{self.place[1]}:{self.digest}"
 
     @classmethod
     def parse(cls, text: str) -> "MessageRef":
-        """Read it from its text.  Raises `ValueError`."""
+        """Parse the text that `str` returns.  Raises `ValueError`."""
         ledger, entry, digest = text.split(":")
         if not (ledger.isdecimal() and entry.isdecimal() and len(digest) == 2 * DIGEST_BYTES):
             raise ValueError(f"{text!r} is no place of a message")
@@ -176,7 +176,7 @@ class KeyState:
         return Verdict.DONE
 
     def state_entry(self, nonce: str) -> Entry:
-        """The `state` message that its opener writes."""
+        """The `state` message that whoever opens the key writes."""
         return Entry(
             EntryKind.STATE,
             nonce,

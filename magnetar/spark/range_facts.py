@@ -48,14 +48,14 @@ class Stamp(NamedTuple):
     sequence_id: int
 
     def may_follow(self, before: "Stamp") -> bool:
-        """Whether it may come after that one in a segment."""
+        """Whether a message with this stamp may come after one with `before` in a segment."""
         # Sequence ids rise, unless the producer began anew, which a later publish time shows.
         return (
             self.sequence_id > before.sequence_id or self.publish_time_ms > before.publish_time_ms
         )
 
     def rises_from(self, before: "Stamp") -> bool:
-        """Whether it may follow that one, and is no copy of one before that."""
+        """Whether this stamp may follow `before`, and its publish time is not earlier."""
         # If all stamps rise, none comes twice: a producer with a copy is always a suspect.
         return self.publish_time_ms >= before.publish_time_ms and self.may_follow(before)
 

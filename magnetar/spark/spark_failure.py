@@ -18,7 +18,7 @@ __all__ = ["JobFailed", "query_failed", "explain_spark_failure", "sentence_in"]
 
 _OURS: Final = re.compile(r"^\s*magnetar(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 _LACKING: Final = re.compile(
-    r"No module named '(?P<module>[\w.]+)'|PYTHON_VERSION_MISMATCH|Python worker failed to connect"
+    r"No module named '(?P<module>[\w.]+)'|PYTHON_VERSION_MISMATCH|(?P<lost>worker .*connect back)"
 )
 LONGEST: Final = 1000
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
@@ -36,7 +36,14 @@ def sentence_in(text: str) -> str:
     lacking = _LACKING.search(text)
     if lacking is None:
         return text.strip().partition("\n")[0][:LONGEST]
-    what = f"no {lacking['module']}" if lacking["module"] else "another version, or lacks pyarrow"
+    if lacking["lost"]:
+        return (
+            "A Python process of Spark did not connect to its JVM, on the same machine, within "
+            "10 s. Check that PYSPARK_PYTHON has the version of this Python and what "
+            "deploy/spark/requirements-jobs.txt lists, that no firewall blocks connections to "
+            "127.0.0.1, and that the machine is not overloaded; docs/spark.md has more."
+        )
+    what = f"no {lacking['module']}" if lacking["module"] else "another version"
     return (
         f"A Python that Spark runs has {what}. Set PYSPARK_PYTHON to one that has the version of "
         "this one, and what deploy/spark/requirements-jobs.txt lists, on every machine."

@@ -32,11 +32,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.nonce = new_nonce()
 
     def make_sink(self, options: SinkOptions, schema: StructType) -> Sink:
-        """Make the sink; a subclass may make another one."""
+        """Make the sink; a subclass may make a different kind."""
         return Sink(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        """In a task: write its rows."""
+        """Write the rows of a task; runs in the task."""
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
         # Only these properties name the query and the batch in a task.

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, ParamSpec, Self, TypeVar
 
-import uvloop
-
 from magnetar.bounds import SYNC_CANCEL_WAIT_S, SYNC_CLOSE_S, SYNC_NOTICE_S
 from magnetar.errors import AlreadyClosed, ClientError
+from magnetar.event_loop import new_event_loop
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -231,7 +230,7 @@ class _Life:
 
     def _serve(self) -> None:
         """Run the loop until it is stopped, and then the tasks that this cancels."""
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(self._until_stopped())
 
     async def _until_stopped(self) -> None:

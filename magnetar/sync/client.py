@@ -40,6 +40,27 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
     """Connect to the brokers at `url`; see `magnetar.connect`.
 
     To be used by `with`, or closed.
+
+    Settings:
+        operation_timeout_s = 30.0: How long a request to a broker may take, retries included.
+        connect_timeout_s = 10.0: How long a connection may take, TLS and handshake included.
+        keep_alive_s = 30.0: Silence after which the client sends a PING; after as much again the
+            connection is closed.
+        close_timeout_s = 10.0: How long each step of `close` may take, such as flushing producers.
+        token = None: Authenticates by token; a function is called again whenever a broker wants a
+            new token.
+        tls_trust_file = None: PEM of the authorities that sign brokers' certificates; by default
+            those of the system.
+        tls_certificate_file = None: PEM of this client's certificate, with which it authenticates
+            unless it has a token.
+        tls_key_file = None: PEM of the certificate's key.
+        tls_check_certificate = True: Whether the broker's certificate must be trusted. False is for
+            tests.
+        tls_check_hostname = True: Whether the broker's certificate must be for the host to which
+            the client connects.
+        listener_name = None: The listener whose addresses brokers return (`advertisedListeners`).
+        description = '': Text that brokers' statistics show beside the client's version; 64
+            characters at most.
     """
     bridge = Bridge()
     try:
@@ -75,11 +96,34 @@ class Client(ClosedAfterwards):
         schema: Schema[Any] | type[Any] = BYTES,
         **settings: Unpack[ProducerOptions],
     ) -> Producer[Any]:
-        """Open a producer, which writes to a topic.  Settings are those of `ProducerSettings`.
+        """Open a producer, which writes to a topic.
 
         `topic` is `topic://tenant/namespace/name`, or a short name as brokers resolve it.  A topic
         that is missing is created if the broker allows it.  `schema` is a schema, or a type that
         chooses it: `bytes`, `str`, a dataclass, a pydantic model, a protobuf message.
+
+        Settings:
+            name = None: The producer's name, the same over restarts if messages are to be
+                deduplicated.
+            access_mode = 'shared': Whether other producers may write to the topic: 'shared',
+                'exclusive', 'wait_for_exclusive' or 'exclusive_with_fencing' (see `AccessMode`).
+            batching = True: Whether messages that are sent at about the same time share an entry.
+            batch_max_messages = 1000: The most messages in a batch.
+            batch_max_bytes = 131_072: The most bytes in a batch, before compression; less if the
+                broker's maximum message size is smaller. A larger message is sent alone.
+            batch_max_delay_ms = 1.0: How long a message may wait for others while earlier ones of
+                its segment have no receipt yet; without such messages it is sent at once.
+            compression = 'none': The compression of entries: 'none', 'lz4', 'zlib', 'zstd' or
+                'snappy'.
+            chunking = False: Whether a message larger than the broker's maximum is sent in chunks;
+                else it is refused.
+            max_pending_messages = 10_000: Messages without receipt; at this number `send` waits and
+                `send_nowait` raises.
+            max_pending_bytes = 67_108_864: Bytes of the messages without receipt, with the same
+                effect.
+            send_timeout_s = 30.0: Time without receipt after which a message fails; it may be
+                stored all the same.
+            properties = {}: Properties that brokers show in the producer's statistics.
         """
         opening = self._core.producer(topic, schema=schema, **settings)
         return Producer(self._bridge, self._opened(opening))
@@ -130,7 +174,36 @@ class Client(ClosedAfterwards):
 
         The messages come in no order.  With a `namespace` ("tenant/namespace") instead of a topic,
         it consumes all scalable topics of it that have these `properties`, also those created
-        later.  Settings are those of `QueueSettings`; `schema` is as for `producer`.
+        later.  `schema` is as for `producer`.
+
+        Settings:
+            consumer_name = None: The name in the broker's statistics, on each segment as
+                `<name>-seg-<id>`. A consumer of a stream, or of a group, that comes back under its
+                name gets its segments again.
+            consumer_properties = {}: Properties of this consumer in the broker's statistics.
+            receiver_queue_size = 1000: Messages of each segment that are requested ahead.
+            receiver_queue_bytes = 67_108_864: Bytes of all segments above which no more messages
+                are requested.
+            max_pending_chunked_messages = 10: Chunked messages of each segment that may be
+                incomplete at a time.
+            max_pending_chunked_bytes = 268_435_456: Bytes of the incomplete messages of a segment;
+                one alone may have more.
+            expire_chunked_after_ms = 60_000: Time after which an incomplete chunked message is
+                dropped; 0 for never.
+            initial_position = 'latest': The position at which the subscription begins if it is new:
+                'latest' or 'earliest'.
+            ack_grouping_ms = 100: How long an acknowledgement may wait for others; with 0 it is
+                sent at once.
+            subscription_properties = {}: Properties that are stored with the subscription if it is
+                new.
+            nack_delay = NackDelay(min_ms=1000, max_ms=60000, multiplier=2.0): The delay before a
+                negatively acknowledged message comes again.
+            processing_timeout_s = None: Time after which a message comes again that was handed out
+                and is neither acknowledged nor negatively acknowledged; None or 0 for never (the
+                Java client's `processingTimeout`).
+            dead_letters = None: The treatment of messages that are delivered too often; None
+                delivers them again and again.
+            priority_level = 0: Consumers with a lower level get messages first.
         """
         opening = self._core.queue_consumer(  # type: ignore[call-overload]
             topic,
@@ -188,7 +261,31 @@ class Client(ClosedAfterwards):
 
         The messages of each key come in order.  With a `namespace` ("tenant/namespace") instead of
         a topic, it consumes all scalable topics of it that have these `properties`, also those
-        created later.  Settings are those of `StreamSettings`; `schema` is as for `producer`.
+        created later.  `schema` is as for `producer`.
+
+        Settings:
+            consumer_name = None: The name in the broker's statistics, on each segment as
+                `<name>-seg-<id>`. A consumer of a stream, or of a group, that comes back under its
+                name gets its segments again.
+            consumer_properties = {}: Properties of this consumer in the broker's statistics.
+            receiver_queue_size = 1000: Messages of each segment that are requested ahead.
+            receiver_queue_bytes = 67_108_864: Bytes of all segments above which no more messages
+                are requested.
+            max_pending_chunked_messages = 10: Chunked messages of each segment that may be
+                incomplete at a time.
+            max_pending_chunked_bytes = 268_435_456: Bytes of the incomplete messages of a segment;
+                one alone may have more.
+            expire_chunked_after_ms = 60_000: Time after which an incomplete chunked message is
+                dropped; 0 for never.
+            initial_position = 'latest': The position at which the subscription begins if it is new:
+                'latest' or 'earliest'.
+            ack_grouping_ms = 100: How long an acknowledgement may wait for others; with 0 it is
+                sent at once.
+            subscription_properties = {}: Properties that are stored with the subscription if it is
+                new.
+            hand_over_timeout_s = None: How long a segment that goes to another consumer waits for
+                acknowledgements of the messages handed out; the other consumer gets the rest again.
+                None for no limit.
         """
         opening = self._core.stream_consumer(  # type: ignore[call-overload]
             topic,
@@ -231,8 +328,22 @@ class Client(ClosedAfterwards):
         """Open a consumer that reads a topic from a checkpoint on.
 
         The application stores its checkpoints.  With a `group` it reads its share of the segments,
-        else all of them.  Settings are those of `CheckpointSettings`; `schema` is as for
-        `producer`.
+        else all of them.  `schema` is as for `producer`.
+
+        Settings:
+            consumer_name = None: The name in the broker's statistics, on each segment as
+                `<name>-seg-<id>`. A consumer of a stream, or of a group, that comes back under its
+                name gets its segments again.
+            consumer_properties = {}: Properties of this consumer in the broker's statistics.
+            receiver_queue_size = 1000: Messages of each segment that are requested ahead.
+            receiver_queue_bytes = 67_108_864: Bytes of all segments above which no more messages
+                are requested.
+            max_pending_chunked_messages = 10: Chunked messages of each segment that may be
+                incomplete at a time.
+            max_pending_chunked_bytes = 268_435_456: Bytes of the incomplete messages of a segment;
+                one alone may have more.
+            expire_chunked_after_ms = 60_000: Time after which an incomplete chunked message is
+                dropped; 0 for never.
         """
         opening = self._core.checkpoint_consumer(
             topic, schema=schema, start=start, group=group, **settings

@@ -35,7 +35,7 @@ class TransactionKey(ClosedAfterwards):
 
     @property
     def epoch(self) -> int:
-        """Its epoch, with which other processes can attach."""
+        """The epoch of the key, with which other processes can attach."""
         return self._core.epoch
 
     @property

@@ -55,7 +55,7 @@ class AttachedTransaction(Work, ClosedAfterwards):
         self._tasks.cancel()
 
     def describe(self) -> str:
-        """Its name, as the beginning of a sentence."""
+        """The name used in errors, as the beginning of a sentence."""
         return f"Transaction {self.id}"
 
     def _refusal(self, *, ending: bool) -> MagnetarError | None:

@@ -31,5 +31,5 @@ class Attempt(AttachedTransaction):
         return self.id.group
 
     def describe(self) -> str:
-        """Its name, as the beginning of a sentence."""
+        """The name used in errors, as the beginning of a sentence."""
         return f"Attempt {self.id}"

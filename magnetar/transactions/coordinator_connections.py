@@ -35,11 +35,11 @@ class Coordinator(LazyAttachment):
         self._session_id: Final = context.ids.session_id()
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"Transaction coordinator {self.number}"
 
     async def find(self) -> Connection:
-        """A connection to the broker that leads it."""
+        """Connect to the broker that leads the coordinator."""
         await self._watch.wait_first()
         self.url = self._watch.leaders.get(self.number)
         if self.url is None:

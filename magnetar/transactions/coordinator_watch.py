@@ -52,7 +52,7 @@ class CoordinatorWatch(LazyAttachment):
             await self.ready()
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return "The watch of the transaction coordinators"
 
     async def find(self) -> Connection:

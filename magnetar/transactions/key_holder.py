@@ -94,7 +94,7 @@ class KeyHolder(LazyAttachment, ClosedAfterwards):
 
     @property
     def epoch(self) -> int:
-        """Its epoch, with which other processes can attach."""
+        """The epoch of the key, with which other processes can attach."""
         return self._epoch
 
     @property
@@ -132,7 +132,7 @@ class KeyHolder(LazyAttachment, ClosedAfterwards):
     # Attachment
 
     def describe(self) -> str:
-        """Its name in errors."""
+        """The name used in errors."""
         return f"Transaction key {self.name!r}"
 
     async def find(self) -> Connection:

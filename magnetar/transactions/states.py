@@ -25,7 +25,7 @@ class TransactionState(enum.Enum):
     ABORTING = "aborting"
     ABORTED = "aborted"
     TIMED_OUT = "timed out"
-    """Its deadline has passed before the broker was asked to commit; the broker aborts it."""
+    """The deadline passed before the broker was asked to commit; the broker aborts it."""
     FAILED = "failed"
     """The broker refused a request, or did not say in time how it ended."""
 

@@ -177,7 +177,7 @@ class Attachment(ABC):
         """Undo the attachment at the broker, which may have it.  Errors are ignored."""
 
     def describe(self) -> str:
-        """Its name in errors, as the beginning of a sentence."""
+        """The name used in errors, as the beginning of a sentence."""
         return type(self).__name__
 
     def received(self, frame: Frame) -> None:  # noqa: B027 - optional

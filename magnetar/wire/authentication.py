@@ -20,7 +20,7 @@ class Authentication(Protocol):
 
     @property
     def method(self) -> str:
-        """Its name on the wire (`auth_method_name`)."""
+        """The name of the method on the wire (`auth_method_name`)."""
         ...
 
     @property

@@ -270,7 +270,7 @@ class ConnectionCore:
         self._handlers[kind].pop(number, None)
 
     def detach_all(self, handler: Handler) -> None:
-        """Detach a handler from all its numbers."""
+        """Detach a handler from all numbers to which it is attached."""
         for some in self._handlers.values():
             for number in [number for number, each in some.items() if each is handler]:
                 del some[number]

@@ -87,7 +87,7 @@ class ReadableLedger(ABC):
     @property
     @abstractmethod
     def ledger_id(self) -> LedgerId:
-        """Its id."""
+        """The id of the ledger."""
 
     @property
     @abstractmethod

@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Cursor:
-    """What one subscription or reader has acknowledged.  Made by `Cursors.open` and `open_reader`.
+    """The acknowledgements of one subscription or reader; `Cursors.open` and `open_reader` make it.
 
     All entries up to `mark_delete` are acknowledged; after it single entries and parts of batches
     may be.  `mark_delete` moves over acknowledged entries that follow it.  Acknowledging an entry

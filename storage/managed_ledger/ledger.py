@@ -82,12 +82,12 @@ class ManagedLedger:
 
     @property
     def name(self) -> str:
-        """Its ledger path."""
+        """The path of the managed ledger."""
         return self._core.name
 
     @property
     def state(self) -> ManagedLedgerState:
-        """Its state now."""
+        """The present state of the managed ledger."""
         return self._core.state
 
     @property
@@ -117,7 +117,7 @@ class ManagedLedger:
 
     @property
     def ledgers(self) -> Sequence[LedgerInfo]:
-        """Its ledgers, oldest first.  Not to be changed."""
+        """The ledgers of the log, oldest first.  Not to be changed."""
         return self._core.ledgers.infos
 
     # Appending

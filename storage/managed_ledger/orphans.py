@@ -79,7 +79,7 @@ async def delete_orphans(stores: Stores) -> list[OrphanedLedger]:
 
 
 async def _candidate(stores: Stores, ledger_id: LedgerId, instance: bytes) -> OrphanedLedger | None:
-    """The ledger, if it is one of ours and so old that a record names it or none ever will."""
+    """The ledger, if it is ours and too old to be named by a record that is yet to be written."""
     try:
         description = await stores.ledgers.describe(ledger_id)
     except NoSuchLedger:

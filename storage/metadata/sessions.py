@@ -50,7 +50,7 @@ class KeptSession(Session):
         await self._keeper.removed(self)
 
     def end(self) -> None:
-        """Mark it lost, and stop its heartbeats."""
+        """Mark the session as lost, and stop its heartbeats."""
         self._timer.cancel()
         self._lost.set()
 

@@ -187,7 +187,7 @@ class Session(Protocol):
         ...
 
     async def close(self) -> None:
-        """End it now; its ephemerals are removed."""
+        """End the session now; its ephemeral records are removed."""
         ...
 
 

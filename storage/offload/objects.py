@@ -26,13 +26,13 @@ class Objects(ABC):
 
     @abstractmethod
     async def put(self, key: str, parts: AsyncIterator[bytes]) -> None:
-        """Store the parts as one object, which replaces one of that name.
+        """Store the parts as one object, which replaces an object of the same name.
 
         Only a bounded number of parts is in memory.
         """
 
     async def put_whole(self, key: str, data: bytes) -> None:
-        """Store a small object, which replaces one of that name."""
+        """Store a small object, which replaces an object of the same name."""
 
         async def parts() -> AsyncIterator[bytes]:
             yield data

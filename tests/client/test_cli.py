@@ -148,6 +148,8 @@ async def test_perf_counts_what_it_sends_and_reads(service: Service, topic: Make
         took = told["latency_ms"]
         assert took["p50"] <= took["p95"] <= took["p99"] <= took["p99.9"] <= took["max"]
         assert told["messages_per_s"] > 0
+    (shown,) = await lines(service, "consume", name, "-s", "reader", "-n", "1")
+    assert re.fullmatch(r"magnetar perf [a-zA-Z0-9]{86}", shown)
 
 
 async def test_an_interruption_of_perf_ends_it_with_its_summary(

@@ -1,5 +1,7 @@
 """Pages of the project: commands, targets, settings, tests, files, links that exist."""
 
+import ast
+import codeop
 import re
 from pathlib import Path
 from typing import Final
@@ -25,6 +27,21 @@ PAGES: Final = (
     *sorted(ROOT.glob("*.md")),
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
 )
+
+
+PYTHON: Final = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def paste(code: str) -> None:
+    """Compile lines one by one, as `python -m asyncio` does.  Raises SyntaxError."""
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    statement: list[str] = []
+    for line in [*code.splitlines(), ""]:
+        statement.append(line)
+        if compiler("\n".join(statement)) is not None:
+            statement.clear()
+    assert not any(statement), f"It does not end: {statement[0]}"
 
 
 def commands() -> TyperGroup:
@@ -99,6 +116,17 @@ def test_every_option_of_a_job_is_on_its_page() -> None:
         asked = {each for each in own - of_all if each.startswith("--")}
         assert {"--master"} < asked
         assert asked <= set(re.findall(r"`(--[a-z-]+)", page))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/client.md"], ids=ids)
+def test_each_block_of_python_can_be_pasted(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for block in PYTHON.finditer(text):
+        try:
+            paste(block[1])
+        except SyntaxError as error:
+            line = text[: block.start(1)].count("\n") + 1
+            pytest.fail(f"{page}, the block from line {line} on: {error}: {error.text}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)

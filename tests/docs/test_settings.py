@@ -59,6 +59,12 @@ def test_a_cluster_needs_both_stores_and_a_known_rest_port() -> None:
         load_settings(None, {**SHARED, "http_port": 0})
 
 
+def test_both_ports_may_not_be_the_same() -> None:
+    assert load_settings(None, {"port": 0, "http_port": 0}).port == 0
+    with pytest.raises(ConfigurationError, match="port and http_port are both 7000"):
+        load_settings(None, {"port": 7000, "http_port": 7000})
+
+
 @pytest.mark.parametrize(("ensemble", "write", "ack"), [(2, 3, 2), (3, 2, 3), (1, 2, 2)])
 def test_quorums_that_do_not_fit_are_refused(ensemble: int, write: int, ack: int) -> None:
     sizes = {

@@ -6,7 +6,7 @@ from tests.java.conftest import RunCase
 from tests.java.expectations import assert_every_message_once
 
 
-def test_a_checkpoint_is_restored_after_a_split(run_case: RunCase) -> None:
+def test_checkpoint_is_restored_after_a_split(run_case: RunCase) -> None:
     facts = run_case("checkpoint")
     assert facts["active_segments"] == 4
     assert facts["checkpoint_bytes"] > 0
@@ -14,12 +14,12 @@ def test_a_checkpoint_is_restored_after_a_split(run_case: RunCase) -> None:
     assert facts["extra"] == 0
 
 
-def test_latest_starts_with_what_comes(run_case: RunCase) -> None:
+def test_latest_checkpoint_starts_with_later_messages(run_case: RunCase) -> None:
     assert run_case("checkpoint_latest")["received"] == 50
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["still", "split"])
-def test_a_group_shares_the_segments(run_case: RunCase, split: bool) -> None:
+def test_checkpoint_group_shares_the_segments(run_case: RunCase, split: bool) -> None:
     facts = run_case("checkpoint_group", split=split)
     assert facts["missing"] == 0
     assert facts["send_failures"] == 0, facts["send_failure_examples"]

@@ -8,13 +8,13 @@ from tests.java.expectations import assert_every_message_once, assert_key_order
 
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
 @pytest.mark.parametrize("compression", ["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])
-def test_compression(run_case: RunCase, compression: str, batching: bool) -> None:
+def test_every_compression_arrives(run_case: RunCase, compression: str, batching: bool) -> None:
     facts = run_case("compression", type=compression, batching=batching)
     assert facts["received"] == facts["intact"] == facts["sent"] == 40
 
 
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
-def test_sizes_up_to_five_megabytes_and_a_clear_refusal_above(
+def test_messages_up_to_five_megabytes_arrive_and_larger_ones_are_refused(
     run_case: RunCase, batching: bool
 ) -> None:
     facts = run_case("sizes", batching=batching)
@@ -25,7 +25,7 @@ def test_sizes_up_to_five_megabytes_and_a_clear_refusal_above(
     assert facts["works_after_refusal"]
 
 
-def test_a_message_in_chunks(run_case: RunCase) -> None:
+def test_chunked_message_arrives(run_case: RunCase) -> None:
     assert run_case("chunking")["intact"]
 
 
@@ -39,14 +39,16 @@ def test_attributes_of_a_message_arrive(run_case: RunCase) -> None:
     assert facts["producer_names"] == [f"named-seg-{i}" for i in range(4)]
 
 
-def test_an_ordinary_topic_through_the_v5_client(run_case: RunCase) -> None:
+def test_v5_client_uses_a_persistent_topic(run_case: RunCase) -> None:
     facts = run_case("persistent_topic")
     assert_every_message_once(facts, at_least=200)
     assert_key_order(facts)
     assert facts["left_after_acks"] == 0
 
 
-def test_a_scalable_topic_asked_for_as_an_ordinary_one(run_case: RunCase, on_peer: bool) -> None:
+def test_scalable_topic_is_resolved_from_a_persistent_name(
+    run_case: RunCase, on_peer: bool
+) -> None:
     facts = run_case("scalable_as_persistent")
     assert_every_message_once(facts, at_least=100)
     assert facts["resolved_topic"].startswith("topic://")

@@ -9,7 +9,7 @@ from tests.java.conftest import RunCase
     ("case", "messages"),
     [("namespace_queue", 40), ("namespace_filtered", 30), ("namespace_stream", 40)],
 )
-def test_topics_that_exist_and_topics_that_come(
+def test_namespace_consumer_gets_existing_and_later_topics(
     run_case: RunCase, case: str, messages: int
 ) -> None:
     facts = run_case(case)

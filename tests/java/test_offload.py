@@ -40,7 +40,7 @@ def offloading(
         yield from serving(MagnetarProcess(tmp_path, settings))
 
 
-def test_a_stock_consumer_reads_what_only_copies_have(
+def test_java_consumer_reads_offloaded_data(
     offloading: BrokerUnderTest, stock_driver_process: StockDriver
 ) -> None:
     asyncio.run(offloaded_and_read(offloading, stock_driver_process))

@@ -46,7 +46,7 @@ def assert_nothing_lost(facts: Facts, prefix: str) -> None:
 
 @pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
 @pytest.mark.parametrize(("end", "deduplicate", "mode"), OUTAGES)
-def test_delivery_goes_on_after_an_outage(
+def test_delivery_resumes_after_an_outage(
     restartable: BrokerUnderTest,
     start_case: StartCase,
     report: Report,
@@ -90,7 +90,7 @@ def test_delivery_goes_on_after_an_outage(
 
 @pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_what_was_acknowledged_does_not_come_again(
+def test_acknowledged_messages_stay_acknowledged_after_an_outage(
     restartable: BrokerUnderTest, start_case: StartCase, report: Report, on_peer: bool, end: str
 ) -> None:
     case = start_case("outage_quiet", timeoutS=OUTAGE_TIMEOUT_S)

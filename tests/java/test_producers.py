@@ -3,20 +3,20 @@
 from tests.java.conftest import RunCase
 
 
-def test_exclusive_keeps_others_out_until_it_closes(run_case: RunCase) -> None:
+def test_exclusive_producer_keeps_others_out_until_it_closes(run_case: RunCase) -> None:
     facts = run_case("access_exclusive")
     assert "ProducerFencedException" in facts["second_exclusive"]
     assert "ProducerBusyException" in facts["shared_beside"]
     assert facts["after_close"] == ""
 
 
-def test_wait_for_exclusive_is_ready_when_the_holder_closes(run_case: RunCase) -> None:
+def test_waiting_producer_is_ready_when_the_holder_closes(run_case: RunCase) -> None:
     facts = run_case("access_wait")
     assert not facts["ready_while_held"]
     assert facts["ready_after_close"]
 
 
-def test_fencing_takes_the_topic_from_the_holder(run_case: RunCase) -> None:
+def test_fencing_producer_takes_the_topic_from_the_holder(run_case: RunCase) -> None:
     facts = run_case("access_fencing")
     assert "ProducerFencedException" in facts["fenced_send"]
     assert facts["values"] == ["first", "second"]
@@ -35,7 +35,7 @@ def test_deduplication_stores_a_sequence_id_once(run_case: RunCase) -> None:
     assert facts["last_sequence_id_1"] == 14
 
 
-def test_a_missing_scalable_topic(run_case: RunCase, on_peer: bool) -> None:
+def test_missing_scalable_topic_is_created(run_case: RunCase, on_peer: bool) -> None:
     facts = run_case("missing_topic")
     if on_peer:
         # It is never made by looking it up: docs/differences.md, auto-creation
@@ -45,6 +45,6 @@ def test_a_missing_scalable_topic(run_case: RunCase, on_peer: bool) -> None:
     assert facts["missing_tenant"] != ""
 
 
-def test_many_producers_one_after_the_other(run_case: RunCase) -> None:
+def test_many_producers_in_turn_send_everything(run_case: RunCase) -> None:
     facts = run_case("producers_in_turn")
     assert facts["received"] == facts["rounds"] == 20

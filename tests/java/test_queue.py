@@ -8,7 +8,7 @@ PEER_TICK_MS = 1_000
 """delayedDeliveryTickTimeMillis: unless told to be strict, the peer is early by as much."""
 
 
-def test_keyed_messages_on_four_segments_and_nothing_left(run_case: RunCase) -> None:
+def test_queue_consumer_gets_keyed_messages_of_four_segments(run_case: RunCase) -> None:
     facts = run_case("queue", messages=500, segments=4)
     assert_every_message_once(facts, at_least=500)
     assert facts["left_after_acks"] == 0
@@ -23,14 +23,14 @@ def test_two_consumers_share_one_subscription(run_case: RunCase) -> None:
     assert sum(facts["shares"]) == 400
 
 
-def test_what_was_not_acknowledged_comes_again(run_case: RunCase) -> None:
+def test_unacknowledged_messages_come_again(run_case: RunCase) -> None:
     facts = run_case("queue_unacked")
     assert facts["first_received"] == 100
     assert facts["acknowledged_by_first"] == 50
     assert facts["second_received"] == facts["second_total"] == 50
 
 
-def test_latest_skips_what_was_before(run_case: RunCase) -> None:
+def test_latest_subscription_skips_earlier_messages(run_case: RunCase) -> None:
     assert run_case("queue_latest")["received"] == 50
 
 
@@ -57,7 +57,7 @@ def test_a_delayed_message_is_overtaken_and_stream_consumers_get_it_at_once(
     assert (facts["redeliveries"], facts["left"]) == (0, 0)
 
 
-def test_refused_messages_go_to_the_dead_letter_topic(run_case: RunCase) -> None:
+def test_messages_refused_too_often_go_to_the_dead_letter_topic(run_case: RunCase) -> None:
     facts = run_case("dead_letter")
     assert facts["dead_received"] == 10
     assert facts["dead_duplicates"] == 0
@@ -67,7 +67,7 @@ def test_refused_messages_go_to_the_dead_letter_topic(run_case: RunCase) -> None
     assert facts["real_subscription"] == "refuse"
 
 
-def test_a_dead_letter_topic_need_not_exist(run_case: RunCase, on_peer: bool) -> None:
+def test_missing_dead_letter_topic_is_created(run_case: RunCase, on_peer: bool) -> None:
     if on_peer:
         return  # M1 never makes a topic:// by itself: docs/differences.md, auto-creation
     facts = run_case("dead_letter", autoCreateDeadLetterTopic=True)

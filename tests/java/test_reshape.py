@@ -23,7 +23,7 @@ MODES = ("AWAITED", "ASYNC_UNBATCHED", "ASYNC_BATCHED")
     [("split_under_load", 2, 2, 4), ("merge_under_load", 2, 4, 2)],
     ids=["split", "merge"],
 )
-def test_layout_changes_under_load(
+def test_splits_and_merges_under_load_lose_nothing(
     run_case: RunCase,
     on_peer: bool,
     report: Report,

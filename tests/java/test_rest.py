@@ -52,7 +52,7 @@ def topic(ask: Ask) -> str:
     return path
 
 
-def test_both_answer_the_same(ask: Ask, topic: str) -> None:
+def test_rest_answers_equal_those_of_apache_pulsar(ask: Ask, topic: str) -> None:
     assert ask("PUT", f"{topic}?numInitialSegments=4", "{}") == 409
     assert ask("PUT", f"{topic}-x?numInitialSegments=0", "{}") == 412
     assert ask("GET", topic) == 200
@@ -75,23 +75,23 @@ def test_both_answer_the_same(ask: Ask, topic: str) -> None:
     ],
     ids=["split_unknown", "split_sealed", "merge_distant", "merge_unknown", "split_nowhere"],
 )
-def test_what_cannot_be_reshaped(
+def test_impossible_splits_and_merges_are_refused(
     ask: Ask, topic: str, on_peer: bool, action: str, magnetar: int
 ) -> None:
     # docs/differences.md, REST
     assert ask("POST", action.format(topic=topic)) == (500 if on_peer else magnetar)
 
 
-def test_statistics_of_a_missing_topic(ask: Ask, topic: str, on_peer: bool) -> None:
+def test_statistics_of_a_missing_topic_are_refused(ask: Ask, topic: str, on_peer: bool) -> None:
     assert ask("GET", f"{topic}-x/stats") == (500 if on_peer else 404)
 
 
-def test_a_topic_in_a_missing_namespace(ask: Ask, on_peer: bool) -> None:
+def test_topic_in_a_missing_namespace_is_refused(ask: Ask, on_peer: bool) -> None:
     status = ask("PUT", "nobody/nowhere/x?numInitialSegments=1", "{}")
     assert status == (204 if on_peer else 404)
 
 
-def test_the_history_of_a_topic(ask: Ask, topic: str, on_peer: bool) -> None:
+def test_history_of_a_topic_is_served(ask: Ask, topic: str, on_peer: bool) -> None:
     assert ask("GET", f"{topic}/history") == (404 if on_peer else 200)
 
 

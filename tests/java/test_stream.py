@@ -9,14 +9,14 @@ JOINS = 3
 """How often several join at once: in one of ten the client misses what it is told meanwhile."""
 
 
-def test_order_per_key_and_a_restart_resumes_after_the_last_ack(run_case: RunCase) -> None:
+def test_stream_consumer_keeps_key_order_and_resumes_after_the_last_ack(run_case: RunCase) -> None:
     facts = run_case("stream", messages=400, segments=4)
     assert_every_message_once(facts, at_least=400)
     assert_key_order(facts)
     assert facts["left_after_acks"] == 0
 
 
-def test_batches_of_messages(run_case: RunCase) -> None:
+def test_stream_consumer_receives_batches(run_case: RunCase) -> None:
     facts = run_case("stream_multi")
     assert facts["received"] == 200
     assert facts["duplicates"] == 0
@@ -25,7 +25,7 @@ def test_batches_of_messages(run_case: RunCase) -> None:
 
 
 @pytest.mark.parametrize("one_client", [False, True], ids=["two_clients", "one_client"])
-def test_two_consumers_share_and_hand_over(
+def test_two_stream_consumers_share_and_hand_over_segments(
     run_case: RunCase, on_peer: bool, one_client: bool
 ) -> None:
     facts = run_case("stream_handover", oneClient=one_client)
@@ -49,7 +49,7 @@ def test_two_consumers_share_and_hand_over(
         assert facts["busy_retries"] == 0
 
 
-def test_a_consumer_joins_and_the_other_leaves_under_load(run_case: RunCase, on_peer: bool) -> None:
+def test_stream_consumers_join_and_leave_under_load(run_case: RunCase, on_peer: bool) -> None:
     facts = run_case("stream_join_under_load")
     assert facts["first_read"] > 0
     assert facts["second_read"] > 0
@@ -62,7 +62,7 @@ def test_a_consumer_joins_and_the_other_leaves_under_load(run_case: RunCase, on_
     assert facts["busy_retries"] == 0
 
 
-def test_the_same_name_takes_its_segments_back_at_once(run_case: RunCase) -> None:
+def test_restarted_consumer_of_the_same_name_gets_its_segments_back(run_case: RunCase) -> None:
     facts = run_case("stream_same_name")
     assert facts["complete"]
     assert facts["fresh_read"] == 200

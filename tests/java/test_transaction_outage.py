@@ -25,7 +25,7 @@ found: each transaction that it begins there takes this long to fail."""
 
 @pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_transactions_are_whole_after_an_outage(
+def test_transactions_stay_atomic_over_an_outage(
     restartable: BrokerUnderTest, start_case: StartCase, report: Report, on_peer: bool, end: str
 ) -> None:
     rounds = 1 if on_peer else by_effort(quick=1, whole=3, nightly=3)
@@ -65,7 +65,7 @@ COPIES = 50
 
 @pytest.mark.parametrize("restartable", [{"sealed_segment_prune_interval_s": 1}], indirect=True)
 @pytest.mark.parametrize("prune", [False, True], ids=["layout_stays", "segment_leaves_layout"])
-def test_a_second_copy_of_a_used_input(
+def test_copy_of_a_used_input_fails_the_commit_only_after_pruning(
     restartable: BrokerUnderTest, start_case: StartCase, on_peer: bool, prune: bool
 ) -> None:
     if on_peer:

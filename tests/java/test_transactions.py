@@ -12,7 +12,9 @@ OPERATIONS = (1, 100, pytest.param(10_000, marks=pytest.mark.long))
 
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
 @pytest.mark.parametrize("end", ENDS)
-def test_two_topics_and_many_segments_at_once(run_case: RunCase, end: str, batching: bool) -> None:
+def test_transaction_spans_two_topics_and_many_segments(
+    run_case: RunCase, end: str, batching: bool
+) -> None:
     facts = run_case("txn_visibility", end=end, batching=batching, messages=100, segments=4)
     everything = 100 if end == "commit" else 0
     assert facts["seen_while_open"] == [0, 0, 0, 0]
@@ -25,7 +27,7 @@ def test_two_topics_and_many_segments_at_once(run_case: RunCase, end: str, batch
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(("change", "active"), [("split", 4), ("merge", 2)])
-def test_layout_changes_inside_a_transaction(
+def test_transaction_survives_layout_changes(
     run_case: RunCase, on_peer: bool, change: str, active: int, end: str
 ) -> None:
     facts = run_case("txn_reshape", change=change, end=end)
@@ -39,7 +41,7 @@ def test_layout_changes_inside_a_transaction(
     assert facts["stream_order_breaks"] == 0, facts["stream_order_break_examples"]
 
 
-def test_nobody_ends_the_transaction(run_case: RunCase, report: Report) -> None:
+def test_abandoned_transaction_times_out(run_case: RunCase, report: Report) -> None:
     facts = run_case("txn_timeout", transactionTimeoutS=3)
     report(
         "a transaction of 3 s that nobody ended: readers went on "
@@ -55,7 +57,9 @@ def test_nobody_ends_the_transaction(run_case: RunCase, report: Report) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_sends_after_the_end_are_refused(run_case: RunCase, on_peer: bool, end: str) -> None:
+def test_sends_after_the_end_of_a_transaction_are_refused(
+    run_case: RunCase, on_peer: bool, end: str
+) -> None:
     facts = run_case("txn_late_send", end=end)
     assert facts["local_refusal"] != "none"
     assert "NotAllowedException" in facts["known_refusal"]
@@ -68,7 +72,7 @@ def test_sends_after_the_end_are_refused(run_case: RunCase, on_peer: bool, end: 
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("operations", OPERATIONS)
-def test_sends_in_one_transaction(
+def test_sends_of_a_transaction_are_visible_only_after_commit(
     run_case: RunCase, report: Report, operations: int, end: str
 ) -> None:
     facts = run_case("txn_sends", operations=operations, end=end)
@@ -80,7 +84,7 @@ def test_sends_in_one_transaction(
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("operations", OPERATIONS)
-def test_acknowledgements_in_one_transaction(
+def test_acknowledgements_of_a_transaction_take_effect_only_at_commit(
     run_case: RunCase, report: Report, operations: int, end: str
 ) -> None:
     facts = run_case("txn_acks", operations=operations, end=end)
@@ -91,7 +95,9 @@ def test_acknowledgements_in_one_transaction(
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_an_ordinary_topic_takes_part(run_case: RunCase, on_peer: bool, end: str) -> None:
+def test_persistent_topic_takes_part_in_a_transaction(
+    run_case: RunCase, on_peer: bool, end: str
+) -> None:
     if on_peer:
         return  # What it wrote there stays invisible: docs/differences.md, ordinary topics
     facts = run_case("txn_persistent", end=end)
@@ -100,7 +106,7 @@ def test_an_ordinary_topic_takes_part(run_case: RunCase, on_peer: bool, end: str
     assert facts["offered_again"] == ([0, 0] if end == "commit" else [20, 20])
 
 
-def test_consume_transform_produce(run_case: RunCase) -> None:
+def test_consume_transform_produce_loop_is_atomic(run_case: RunCase) -> None:
     facts = run_case("txn_transform")
     assert facts["aborted_inputs"] > 0
     assert facts["received_after_commit"] == 0
@@ -109,7 +115,7 @@ def test_consume_transform_produce(run_case: RunCase) -> None:
     assert facts["left_after_acks"] == 0
 
 
-def test_a_cumulative_acknowledgement(run_case: RunCase) -> None:
+def test_cumulative_acknowledgement_takes_part_in_a_transaction(run_case: RunCase) -> None:
     facts = run_case("txn_cumulative")
     assert facts["abort_refusal"] == "none"
     assert facts["after_abort_missing"] == 0
@@ -121,7 +127,9 @@ def test_a_cumulative_acknowledgement(run_case: RunCase) -> None:
     assert facts["after_commit_order_breaks"] == 0
 
 
-def test_one_segment_written_and_acknowledged(run_case: RunCase, on_peer: bool) -> None:
+def test_transaction_writes_and_acknowledges_on_one_segment(
+    run_case: RunCase, on_peer: bool
+) -> None:
     if on_peer:
         return  # Its abort under a live consumer deadlocks: docs/differences.md, same segment
     facts = run_case("txn_same_segment")
@@ -130,7 +138,7 @@ def test_one_segment_written_and_acknowledged(run_case: RunCase, on_peer: bool) 
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_two_transactions_acknowledge_one_message(run_case: RunCase, end: str) -> None:
+def test_second_transaction_on_one_message_conflicts(run_case: RunCase, end: str) -> None:
     facts = run_case("txn_conflict", end=end)
     assert facts["second_commit"] != "none"
     assert facts["second_state"] == "ABORTED"
@@ -141,7 +149,7 @@ def test_two_transactions_acknowledge_one_message(run_case: RunCase, end: str) -
     assert facts["third_commit"] == "none"
 
 
-def test_two_hundred_transactions_at_once(run_case: RunCase) -> None:
+def test_two_hundred_transactions_at_once_complete(run_case: RunCase) -> None:
     facts = run_case("txn_random", transactions=200)
     assert facts["committed"] + facts["aborted"] >= 200
     assert facts["unknown"] == 0, facts["failure_kinds"]

@@ -187,7 +187,7 @@ async def test_a_transaction_whose_time_is_up_is_not_done(bench: Bench) -> None:
     assert await bench.seen() == []
 
 
-async def test_a_state_topic_that_was_made_anew_is_not_taken_for_the_old_one(bench: Bench) -> None:
+async def test_recreated_state_topic_is_refused(bench: Bench) -> None:
     """Both keys have epoch 0; of one driver of the old one some process has read on."""
     old = await bench.key()
     going = bench.groups(old)

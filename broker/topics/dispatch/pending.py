@@ -80,7 +80,7 @@ class PendingDispatcher(Dispatcher):
 
     @abstractmethod
     def _forget_waiting(self, position: Position) -> None:
-        """Remove an acknowledged entry from those that wait, if it is one."""
+        """Remove an acknowledged entry from the waiting ones, if it is there."""
 
     @abstractmethod
     def _relieved(self, consumer: Consumer, key_hash: int) -> None:

@@ -170,7 +170,7 @@ class DemoWorker(_Process):
         self._arguments = arguments
 
     async def start(self) -> None:
-        """Start the worker; its event `ready` says that it works."""
+        """Start the worker, which reports the event `ready` once it works."""
         # It ends by itself if the demo dies: its input is a pipe, which ends then.
         await self._spawn(["demo-worker", *self._arguments], talks=True)
 

@@ -47,7 +47,7 @@ class AuditedSegment(NamedTuple):
     last_of_producer: Mapping[str, Stamp]
 
     def producers(self, segment_id: int) -> list[SeenProducer]:
-        """Its producers, as a scan gives them; only later messages are compared with them."""
+        """The producers of a segment as a scan returns them, to compare later messages with."""
         return [
             SeenProducer(segment_id, name, stamp, stamp, 0)
             for name, stamp in self.last_of_producer.items()

@@ -44,7 +44,7 @@ def scan(connection: Connection, part: AuditedRange, *, raw: bool = True) -> See
 def suspect_rows(
     connection: Connection, producers: frozenset[str], part: AuditedRange
 ) -> Iterator[SuspectRow]:
-    """The rows of these producers, one by one, without aborted ones, which have no order."""
+    """Iterate over the rows of these producers, except aborted rows, which have no order."""
     columns, messages = MessageColumns(), OpenMessages()
     for entries in _entries(connection, part, True):
         for entry in entries:

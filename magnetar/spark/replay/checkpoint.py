@@ -38,7 +38,7 @@ class ReplayCheckpoint:
         self._root = root.rstrip("/")
 
     def job(self) -> Job | None:
-        """The replay that it belongs to; None if it is new."""
+        """The replay to which the checkpoint belongs; None if the checkpoint is new."""
         path = f"{self._root}/{NAME}"
 
         def read() -> str | None:

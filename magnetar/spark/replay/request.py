@@ -30,7 +30,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One replay, as its checkpoint keeps it."""
+    """A replay, as its checkpoint stores it."""
 
     asked: Replay
     start: str

@@ -242,7 +242,7 @@ class LedgerPaths:
     def __init__(self, root: str = DEFAULT_ROOT) -> None:
         self.root = root.rstrip("/")
         self.available = f"{self.root}/available"
-        """Its children are the registered bookies, and `READ_ONLY`."""
+        """The node whose children are the registered bookies, and `READ_ONLY`."""
         self.read_only = f"{self.available}/{READ_ONLY}"
         self.id_generator = f"{self.root}/idgen"
         self.long_id_generator = f"{self.root}/idgen-long"

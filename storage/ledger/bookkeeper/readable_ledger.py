@@ -119,7 +119,7 @@ class BookKeeperLedger(ReadableLedger):
 
     @property
     def ledger_id(self) -> LedgerId:
-        """Its id."""
+        """The id of the ledger."""
         return self._cell.ledger_id
 
     @property

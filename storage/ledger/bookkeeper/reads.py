@@ -36,7 +36,7 @@ class ReadFailure(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadOne:
-    """Read an entry from a bookie; -1: the last one that it holds."""
+    """Read an entry from a bookie; the id -1 stands for the last entry that the bookie holds."""
 
     bookie: BookieId
     entry_id: int
@@ -57,7 +57,7 @@ ReadEffect = ReadOne | ReadBatch
 
 @dataclass(slots=True)
 class _Attempt:
-    """The replicas of one entry, or of the batch that begins with it, tried so far."""
+    """The replicas tried so far for one entry, or for the batch that begins with it."""
 
     replicas: Sequence[BookieId]
     asked: int = 0
@@ -134,7 +134,7 @@ class RangeRead:
     def entry_replied(
         self, request: ReadOne, code: ReplyCode, found: OpenedEntry | None
     ) -> list[ReadEffect]:
-        """Take the answer to one entry; OK without an entry: the copy is damaged."""
+        """Process the answer for one entry; OK without an entry means that the copy is damaged."""
         entry_id = request.entry_id
         attempt = self._attempts.get(entry_id)
         if self.state is not ReadState.READING or attempt is None:

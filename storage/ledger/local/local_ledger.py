@@ -130,7 +130,7 @@ class _LocalLedger(ReadableLedger):
 
     @property
     def ledger_id(self) -> LedgerId:
-        """Its id."""
+        """The id of the ledger."""
         return self._cell.ledger_id
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[bytes]:
@@ -159,12 +159,12 @@ class LocalReadableLedger(_LocalLedger):
 
     @property
     def last_add_confirmed(self) -> int:
-        """Its last entry."""
+        """The id of the last entry."""
         return self._last_entry_id
 
     @property
     def length(self) -> int:
-        """Its size in bytes."""
+        """The size of the entries in bytes."""
         return self._length
 
 

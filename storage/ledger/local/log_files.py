@@ -65,7 +65,7 @@ class LogFile:
         return file
 
     def index(self, disk: Disk) -> Index:
-        """Its index.  Call it in jobs only.  Raises `OSError`, `LogFormatError`."""
+        """The index of the file.  Call it in jobs only.  Raises `OSError`, `LogFormatError`."""
         if self.memory is not None:
             return self.memory
         sealed = self.sealed

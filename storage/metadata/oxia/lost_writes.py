@@ -119,7 +119,7 @@ class LostWriteResolver:
         self._tasks = BackgroundTasks()
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run it in a task that `cancel` ends."""
+        """Run the recovery in a task that `cancel` ends."""
         self._tasks.start(work)
 
     def cancel(self) -> None:

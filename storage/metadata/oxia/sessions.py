@@ -58,7 +58,7 @@ class OxiaSession(Session):
             await asyncio.shield(self._ending)
 
     def id_on(self, shard_id: int) -> int | None:
-        """Its id on a shard; None if it has none there."""
+        """The id of the session on a shard; None if it has none there."""
         return self.ids.get(shard_id)
 
     def end(self) -> None:

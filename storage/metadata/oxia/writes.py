@@ -26,7 +26,7 @@ class EphemeralOwner(Protocol):
         ...
 
     def id_on(self, shard_id: int) -> int | None:
-        """Its id on a shard; None if it has none there."""
+        """The id of the session on a shard; None if it has none there."""
         ...
 
     def end(self) -> None:

@@ -53,10 +53,10 @@ class Loader:
         self._asked.append(write)
 
     def verify(self, write: PendingWrite) -> None:
-        """Read now, behind a `sync`, for the first write of the queue.
+        """Read the records of the first queued write, after a `sync`.
 
-        The answer is newer than all that was sent.  A sequence is always read so, as other records
-        decide whether it may begin.
+        The answer is newer than every write sent before.  A sequence put always reads in this way,
+        because other records decide whether it may begin.
         """
         if write.loading:
             return

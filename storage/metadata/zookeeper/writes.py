@@ -24,12 +24,12 @@ class SessionConnection(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether it has ended."""
+        """Whether the session has ended."""
         ...
 
     @property
     def client(self) -> ZooKeeperClient:
-        """Its connection."""
+        """The connection of the session."""
         ...
 
 
@@ -62,13 +62,13 @@ class PendingWrite:
 
     @property
     def level(self) -> str:
-        """The level of its key."""
+        """The level of the key that the write changes."""
         request = self.request
         return request.prefix if isinstance(request, SequencePut) else level_of(request.key)
 
     @property
     def name(self) -> str:
-        """Its key or prefix."""
+        """The key or prefix that the write changes."""
         request = self.request
         return request.prefix if isinstance(request, SequencePut) else request.key
 
@@ -142,7 +142,7 @@ class Batch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its answer was lost, so that only the guard shows its effect."""
+        """Whether the answer was lost, so that only the guard shows the effect of the write."""
         return self.answer is not None and self.answer.failure is not None
 
     @property

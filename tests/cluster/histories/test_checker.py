@@ -259,12 +259,12 @@ ANOMALIES: Final[dict[Callable[[Story], None], set[str]]] = {
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_found_in_a_good_history(seed: int) -> None:
+def test_checker_finds_nothing_in_a_good_history(seed: int) -> None:
     assert good_story(seed).anomalies() == []
 
 
 @pytest.mark.parametrize("spoil", ANOMALIES, ids=lambda spoil: spoil.__name__)
-def test_what_is_put_in_is_found(spoil: Callable[[Story], None]) -> None:
+def test_checker_finds_each_planted_anomaly(spoil: Callable[[Story], None]) -> None:
     for seed in SEEDS:
         story = good_story(seed)
         spoil(story)
@@ -272,12 +272,12 @@ def test_what_is_put_in_is_found(spoil: Callable[[Story], None]) -> None:
         assert ANOMALIES[spoil] <= found, (seed, found)
 
 
-def test_a_transaction_of_unknown_end_is_there_or_not() -> None:
+def test_transaction_of_unknown_outcome_may_be_visible_or_not() -> None:
     story = good_story(1)
     assert story.of(Outcome.UNKNOWN, seen=True) is not story.of(Outcome.UNKNOWN, seen=False)
 
 
-def test_a_reader_that_is_not_ordered_may_have_any_order() -> None:
+def test_unordered_reader_may_have_any_order() -> None:
     story = good_story(1)
     for reading in (story.reading(), story.output.readings[0]):
         reading.ordered = False

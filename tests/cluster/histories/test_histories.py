@@ -161,14 +161,14 @@ async def create(broker: BrokerProcess, topic: str, segments: int) -> None:
     assert status == 204, answer
 
 
-def test_histories_without_faults(
+def test_histories_without_faults_have_no_anomaly(
     brokers: BrokerCluster, open_session: OpenSession, report: Report, client: str
 ) -> None:
     with Run(brokers, client, open_session) as made:
         made.judge(report, client)
 
 
-def test_histories_with_faults(
+def test_histories_with_faults_have_no_anomaly(
     ground: Ground, brokers: BrokerCluster, open_session: OpenSession, report: Report, client: str
 ) -> None:
     with Run(brokers, client, open_session) as made:

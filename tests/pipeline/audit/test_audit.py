@@ -201,7 +201,7 @@ def test_entries_that_are_copied_or_swapped(
     assert f"{rule.name}: 1" in told
 
 
-def test_rows_without_key_are_in_no_order(
+def test_keyless_rows_have_no_order(
     spark: SparkSession, audited: Mapping[str, AuditedTopic]
 ) -> None:
     report = run(spark, audited[SWAPPED_WITHOUT_KEY])

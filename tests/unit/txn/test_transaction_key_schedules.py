@@ -40,7 +40,7 @@ def test_a_newer_epoch_ends_the_older_ones_in_every_schedule(plan: Plan, states:
         pytest.param(Plan(steps=(1, 2), deletions=1), id="a-deletion-of-what-is-used"),
     ],
 )
-def test_longer_schedules(plan: Plan) -> None:
+def test_longer_schedules_keep_the_rules_of_keys(plan: Plan) -> None:
     explored(plan)
 
 

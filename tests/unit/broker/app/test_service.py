@@ -9,6 +9,7 @@ import pytest
 from broker.app.service import Broker
 from broker.scalable.records import topic_path
 from broker.topics.topic import TopicUnavailable
+from broker.wire.listening import CannotListen
 from config import bounds
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import LedgerId
@@ -65,7 +66,7 @@ async def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> Non
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(CannotListen, match="for clients is in use"):
             async with running(tmp_path, port=taken.getsockname()[1]):
                 pass
     DataDirectory.open(tmp_path).close()

@@ -13,7 +13,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from magnetar.cli.common import ending_well, finishing, properties_of, topic_named
+from magnetar.cli.common import (
+    ending_well,
+    finishing,
+    one_line,
+    properties_of,
+    topic_named,
+)
 from magnetar.cli.connecting import Where
 from magnetar.cli.main import build_app
 from magnetar.cli.messages import values_of
@@ -134,6 +140,12 @@ def test_invalid_arguments_exit_with_status_2(arguments: list[str], said: str) -
     assert said in done.output
 
 
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_perf_has_a_topic_of_its_own_by_default(command: str) -> None:
+    shown = CliRunner().invoke(build_app(), ["perf", command, "--help"], env={"COLUMNS": "200"})
+    assert "[default: perf]" in shown.output
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [
@@ -179,6 +191,11 @@ def test_a_command_ends_with_the_status_that_says_why(
     assert ended.value.exit_code == status
     said = capsys.readouterr().err
     assert said == ("magnetar: Gone; look.\n" if status == 1 else "")
+
+
+def test_error_is_printed_on_one_line_without_control_characters() -> None:
+    assert one_line(ConnectionLost("Gone;\n \x1b[2Jlook.")) == r"Gone; \x1b[2Jlook."
+    assert one_line(ConnectionLost("")) == "ConnectionLost"
 
 
 def interrupted_while_finishing(times: int) -> list[int]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from magnetar.cli.rendering import as_json, as_line, as_value
+from magnetar.cli.rendering import as_json, as_line, as_value, is_plain_text
 from magnetar.consume.message import Entry, Message, RawMessage
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.schema.plain import BYTES
@@ -54,9 +54,28 @@ def test_binary_value_is_rendered_differently_from_text(
     assert lacks not in told
 
 
-def test_a_value_alone_is_readable_whatever_its_bytes() -> None:
-    assert as_value(message("ü".encode())) == "ü"
-    assert as_value(message(b"a\xff")) == "a\\xff"
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("ü\ttwo\nlines".encode(), "ü\ttwo\nlines"),
+        (b"a\xff", r"a\xff"),
+        (b"\x1b[2Jgone\r\x07\x7f", r"\x1b[2Jgone\r\x07\x7f"),
+        ("\x9b31m".encode(), r"\x9b31m"),
+        ("\u202edrow".encode(), r"\u202edrow"),
+        (b"\x00\xff", r"\x00\xff"),
+    ],
+)
+def test_value_has_no_control_characters(data: bytes, text: str) -> None:
+    assert as_value(message(data)) == text
+    line = as_line(message(b"", partition_key=data.decode("latin-1")))
+    assert line.replace("\t", "").replace("\n", "").isprintable()
+    assert is_plain_text(data) == (text.encode() == data)
+
+
+def test_json_has_no_control_characters() -> None:
+    line = as_json(message("\x9b31m\x7f\u202e".encode()))
+    assert line.isprintable()
+    assert json.loads(line)["value"] == "\x9b31m\x7f\u202e"
 
 
 @pytest.mark.parametrize(("key", "shown"), [({}, ""), ({"partition_key": "k"}, "k  ")])

@@ -17,11 +17,20 @@ from tests.support.child_process import HOST
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """`[1]`, save for `/refused/CODE`, and a page for `/missing`, as Apache Pulsar has one."""
+    """`[1]`, except for `/refused/CODE`, `/trace`, and HTML for `/missing` and `/page`."""
 
     def do_GET(self) -> None:
         if self.path == "/missing":
             self.send_error(404)
+            return
+        if self.path in ("/trace", "/page"):
+            self.send_response(500 if self.path == "/trace" else 200)
+            self.end_headers()
+            self.wfile.write(
+                b"Not now.\n\tat a.B.c(B.java:1)"
+                if self.path == "/trace"
+                else b"<html>Hello</html>"
+            )
             return
         _, _, code = self.path.rpartition("/refused/")
         self.send_response(int(code) if code.isdecimal() else 200)
@@ -46,7 +55,7 @@ def serving(server: http.server.HTTPServer) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("code", "step"), [(401, "Give a token"), (403, "of a role"), (404, "the name"), (500, "later")]
 )
-def test_a_refusal_says_why_and_what_to_do(code: int, step: str) -> None:
+def test_refusal_has_a_reason_and_a_next_step(code: int, step: str) -> None:
     with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
         rest = AdminRest(f"http://{HOST}:{server.server_port}")
         assert rest.get("/x") == [1]
@@ -69,14 +78,16 @@ def https_url(certificate: Certificate) -> Iterator[str]:
             yield f"https://{HOST}:{server.server_port}"
 
 
-def test_who_is_trusted_is_said_as_for_brokers(https_url: str, certificate: Certificate) -> None:
+def test_rest_client_trusts_the_certificates_of_the_broker_options(
+    https_url: str, certificate: Certificate
+) -> None:
     assert rest_of(https_url, Where(tls_trust_file=certificate.chain)).get("/x") == [1]
     assert rest_of(https_url, Where(tls_check_certificate=False)).get("/x") == [1]
     with pytest.raises(AdminFailed, match="CERTIFICATE_VERIFY_FAILED"):
         rest_of(https_url, Where()).get("/x")
 
 
-def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
+def test_broker_without_audit_records_is_reported_in_a_sentence() -> None:
     with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
         rest = AdminRest(f"http://{HOST}:{server.server_port}")
         with pytest.raises(AdminFailed, match="only brokers of Magnetar have it"):
@@ -84,3 +95,19 @@ def test_brokers_that_keep_no_records_are_told_in_a_sentence() -> None:
         with pytest.raises(AdminFailed, match=r"/missing refused \(404\): Not Found"):
             rest.get("/missing")
         assert rest.find("/missing") is None
+
+
+def test_stack_trace_of_another_server_is_left_out() -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        with pytest.raises(AdminFailed, match=r"/trace refused \(500\): Not now\. Ask again"):
+            rest.get("/trace")
+
+
+def test_page_of_another_server_is_refused() -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        rest = AdminRest(f"http://{HOST}:{server.server_port}")
+        with pytest.raises(AdminFailed, match="something else than JSON"):
+            rest.get("/page")
+        with pytest.raises(AdminFailed, match="something else than JSON"):
+            list(rest.lines("/page"))

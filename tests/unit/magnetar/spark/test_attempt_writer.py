@@ -123,7 +123,7 @@ async def test_rows_are_written_in_an_attempt_and_reported() -> None:
     assert one.state is WriterState.SETTLED
 
 
-async def test_who_has_no_rows_asks_for_nothing() -> None:
+async def test_task_without_rows_begins_no_attempt() -> None:
     coordinator = Coordinator()
     one = writer(coordinator, Segment())
     await one.write(rows(0))
@@ -133,7 +133,7 @@ async def test_who_has_no_rows_asks_for_nothing() -> None:
     assert (report.attempt, report.rows, report.done) == (None, 0, False)
 
 
-async def test_who_waits_for_rows_keeps_the_group_open() -> None:
+async def test_task_that_waits_for_rows_keeps_the_group_open() -> None:
     """It may be the only one that is left."""
     coordinator, segment = Coordinator(), Segment()
     one = writer(coordinator, segment, timeout_s=0.01)
@@ -147,7 +147,7 @@ async def test_who_waits_for_rows_keeps_the_group_open() -> None:
     await one.close()
 
 
-async def test_who_waited_for_rows_that_never_came_reports_none() -> None:
+async def test_task_that_waited_in_vain_reports_no_attempt() -> None:
     coordinator, segment = Coordinator(), Segment(counts={})
     one = writer(coordinator, segment)
     await one.expect_rows()
@@ -156,7 +156,7 @@ async def test_who_waited_for_rows_that_never_came_reports_none() -> None:
     await one.close()
 
 
-async def test_who_could_not_begin_says_why_whenever_it_is_asked() -> None:
+async def test_failure_to_begin_is_raised_at_each_call() -> None:
     class Refusing(Coordinator):
         async def begin(self, task: Task, timeout_s: float) -> Try | None:
             raise InvalidTransactionStatus("the key is busy.")
@@ -169,7 +169,7 @@ async def test_who_could_not_begin_says_why_whenever_it_is_asked() -> None:
     assert one.state is WriterState.FAILED
 
 
-async def test_rows_that_come_while_it_begins_are_of_one_attempt() -> None:
+async def test_rows_during_the_beginning_belong_to_one_attempt() -> None:
     coordinator, segment = Coordinator(), Segment(counts={"s": RowCount(2, 0)})
     one = writer(coordinator, segment)
     await asyncio.gather(one.expect_rows(), one.write(rows(2)), one.expect_rows())
@@ -178,7 +178,7 @@ async def test_rows_that_come_while_it_begins_are_of_one_attempt() -> None:
     await one.close()
 
 
-async def test_rows_of_a_batch_that_is_done_are_dropped() -> None:
+async def test_rows_of_a_committed_batch_are_dropped() -> None:
     segment = Segment()
     one = writer(Coordinator(done=True), segment)
     await one.write(rows(2))
@@ -188,7 +188,7 @@ async def test_rows_of_a_batch_that_is_done_are_dropped() -> None:
     assert (report.done, report.attempt, report.rows, segment.sent) == (True, None, 0, 0)
 
 
-async def test_without_attempts_rows_are_written_at_once() -> None:
+async def test_at_least_once_writer_sends_rows_at_once() -> None:
     segment = Segment()
     one = writer(None, segment)
     await one.write(rows(2))
@@ -197,7 +197,7 @@ async def test_without_attempts_rows_are_written_at_once() -> None:
     assert (report.attempt, report.rows, segment.attempt) == (None, 2, None)
 
 
-async def test_a_row_without_receipt_fails_the_try() -> None:
+async def test_row_without_receipt_fails_the_task() -> None:
     one = writer(Coordinator(), Segment(counts={"t-0": RowCount(1, 1)}))
     await one.write(rows(2))
     with pytest.raises(CommitRefused, match="Of 2 rows of partition 3, 1 have a receipt"):
@@ -206,7 +206,7 @@ async def test_a_row_without_receipt_fails_the_try() -> None:
     assert one.state is WriterState.FAILED
 
 
-async def test_a_failure_to_send_is_raised_and_the_attempt_left() -> None:
+async def test_failed_send_is_raised_and_the_attempt_closed() -> None:
     segment = Segment(fails=OperationTimedOut("no receipt"))
     one = writer(Coordinator(), segment)
     with pytest.raises(OperationTimedOut):
@@ -220,7 +220,7 @@ async def test_a_failure_to_send_is_raised_and_the_attempt_left() -> None:
         await one.finish()
 
 
-async def test_an_attempt_that_is_spoilt_is_not_reported() -> None:
+async def test_failed_attempt_is_not_reported() -> None:
     segment = Segment()
     one = writer(Coordinator(), segment)
     await one.write(rows(1))
@@ -232,7 +232,7 @@ async def test_an_attempt_that_is_spoilt_is_not_reported() -> None:
     assert segment.attempt.is_closed
 
 
-async def test_the_group_is_kept_open_and_that_is_told_once(
+async def test_extensions_of_a_group_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     coordinator = Coordinator()
@@ -247,7 +247,7 @@ async def test_the_group_is_kept_open_and_that_is_told_once(
     assert caplog.text.count("Partition 3 of batch 8") == 1
 
 
-async def test_who_cannot_keep_the_group_open_stops_in_the_middle_of_what_it_does() -> None:
+async def test_task_stops_when_the_group_cannot_be_extended() -> None:
     coordinator = Coordinator(refuses=InvalidTransactionStatus("it was aborted"))
     segment = Segment(stalls=asyncio.Event())
     one = writer(coordinator, segment, timeout_s=0.01)
@@ -259,7 +259,7 @@ async def test_who_cannot_keep_the_group_open_stops_in_the_middle_of_what_it_doe
     assert one.state is WriterState.FAILED
 
 
-async def test_a_close_ends_the_keeping_open() -> None:
+async def test_close_ends_the_extensions() -> None:
     coordinator = Coordinator()
     one = writer(coordinator, Segment(), timeout_s=0.01)
     await one.write(rows(1))

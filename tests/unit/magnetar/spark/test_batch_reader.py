@@ -61,7 +61,7 @@ def topic_of_two() -> FakeTopic:
 
 
 @pytest.mark.parametrize("parent_is_gone", [False, True])
-def test_what_is_gone_before_earliest_is_not_missed(parent_is_gone: bool) -> None:
+def test_batch_from_earliest_ignores_data_trimmed_before(parent_is_gone: bool) -> None:
     topic = topic_of_two()
     topic.segments[0].trimmed = int(parent_is_gone)
     ranges = planned(reader(topic))
@@ -70,7 +70,7 @@ def test_what_is_gone_before_earliest_is_not_missed(parent_is_gone: bool) -> Non
     assert rows(topic, ranges) == sorted(r for entries in left for e in entries for r in e.rows)
 
 
-def test_nor_is_it_by_a_stream_that_finds_nothing_of_the_parent() -> None:
+def test_stream_from_earliest_ignores_a_trimmed_parent() -> None:
     topic = topic_of_two()
     topic.segments[0].trimmed = 1
     layout = topic.layout()
@@ -84,7 +84,7 @@ def test_nor_is_it_by_a_stream_that_finds_nothing_of_the_parent() -> None:
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_what_is_gone_behind_a_cut_is_missed(filtered: bool) -> None:
+def test_data_trimmed_after_a_cut_is_lost(filtered: bool) -> None:
     topic = FakeTopic()
     for _ in range(3):
         topic.send(EVERY)

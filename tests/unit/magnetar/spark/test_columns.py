@@ -28,7 +28,7 @@ def columns_of(*entries: bytes) -> MessageColumns:
     return columns
 
 
-def test_every_column() -> None:
+def test_record_batch_has_every_column() -> None:
     entry = single(
         5,
         b"value",
@@ -67,7 +67,7 @@ def test_every_column() -> None:
     assert rows[2]["sequence_id"] == 11
 
 
-def test_chosen_columns_in_another_order() -> None:
+def test_record_batch_has_chosen_columns_in_their_order() -> None:
     declared = StructType([BASE_SCHEMA["sequence_id"], BASE_SCHEMA["value"]])
     check_schema(declared, BASE_SCHEMA)
     found = record_batch(columns_of(single(1, b"a")), 0, arrow_schema(declared))
@@ -82,7 +82,7 @@ def test_chosen_columns_in_another_order() -> None:
         (StructField("value", LongType()), "of type binary, not bigint"),
     ],
 )
-def test_columns_that_are_not_there_are_refused(field: StructField, why: str) -> None:
+def test_unknown_columns_are_refused(field: StructField, why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
         check_schema(StructType([field]), BASE_SCHEMA)
 
@@ -90,7 +90,7 @@ def test_columns_that_are_not_there_are_refused(field: StructField, why: str) ->
 ORDER = StructType([StructField("a", IntegerType()), StructField("b", StringType())])
 
 
-def test_of_a_struct_some_fields_may_be_declared() -> None:
+def test_struct_column_may_have_some_of_its_fields() -> None:
     """So a query goes on when the topic's schema gets another field."""
     known = StructType([StructField("data", ORDER)])
     for chosen in (ORDER, StructType([ORDER["b"]]), StructType([ORDER["b"], ORDER["a"]])):
@@ -101,7 +101,7 @@ def test_of_a_struct_some_fields_may_be_declared() -> None:
 
 
 @pytest.mark.parametrize("time_ms", [2**53, 2**62, 2**64 - 1])
-def test_times_that_nobody_has_are_null(time_ms: int) -> None:
+def test_time_beyond_sparks_range_is_null(time_ms: int) -> None:
     entry = single(1, b"a", publish_time=time_ms, event_time=time_ms)
     names = StructType([BASE_SCHEMA["publish_time"], BASE_SCHEMA["event_time"]])
     found = record_batch(columns_of(entry, single(2, b"b")), 0, arrow_schema(names))
@@ -117,7 +117,7 @@ PLACES = st.tuples(
 
 
 @given(one=PLACES, other=PLACES)
-def test_order_keys_sort_as_places_do(
+def test_order_keys_sort_like_places(
     one: tuple[int, int, int, int], other: tuple[int, int, int, int]
 ) -> None:
     def place(each: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -27,7 +27,7 @@ def empty(partition: int, **changes: object) -> TaskReport:
     return replace(TaskReport("n", partition, "q", 4), **changes)  # type: ignore[arg-type]
 
 
-def test_the_winners_are_those_of_the_reports() -> None:
+def test_commit_names_the_winners_of_the_reports() -> None:
     decision = judge([report(1), empty(2), report(0)], 4)
     assert isinstance(decision, Decision)
     assert (decision.nonce, decision.group, decision.query, decision.batch) == ("n", GROUP, "q", 4)
@@ -39,11 +39,11 @@ def test_a_batch_without_rows_is_recorded_without_group_and_winners() -> None:
     assert judge([empty(0), empty(1)], 4) == Decision("n", None, (), "q", 4)
 
 
-def test_what_was_done_before_is_done_whatever_the_others_say() -> None:
+def test_batch_done_before_is_done_whatever_other_reports_say() -> None:
     assert judge([report(0), empty(1, done=True)], 4) == AlreadyDone("n", "q", 4)
 
 
-def test_the_checkpoint_names_the_query_where_no_task_was_told() -> None:
+def test_checkpoint_names_the_query_where_no_task_knows_it() -> None:
     unknown = [empty(0, query=None, batch=None)]
     assert judge(unknown, 4, "of the checkpoint") == Decision("n", None, (), "of the checkpoint", 4)
     with pytest.raises(CommitRefused, match="checkpointLocation"):
@@ -69,20 +69,18 @@ def test_the_checkpoint_names_the_query_where_no_task_was_told() -> None:
         pytest.param([empty(0, group=GROUP)], "attempt None", id="a group without attempt"),
     ],
 )
-def test_what_does_not_make_up_a_batch_is_refused(
-    reports: list[TaskReport | None], words: str
-) -> None:
+def test_inconsistent_reports_are_refused(reports: list[TaskReport | None], words: str) -> None:
     with pytest.raises(CommitRefused, match=words):
         judge(reports, 4)
 
 
-def test_the_query_of_the_checkpoint_counts_too() -> None:
+def test_report_of_another_query_than_the_checkpoints_is_refused() -> None:
     with pytest.raises(CommitRefused, match="several queries"):
         judge([report(0)], 4, "another")
 
 
 @pytest.mark.parametrize("one", [report(0), empty(1, done=True)])
-def test_a_report_is_the_same_after_its_way_to_the_driver(one: TaskReport) -> None:
+def test_report_survives_serialization(one: TaskReport) -> None:
     back = pickle.loads(pickle.dumps(one))
     assert back == one
     assert back.attempt is None or isinstance(back.attempt, TxnId)

@@ -31,7 +31,7 @@ CUTS = st.builds(
 
 
 @given(cut=CUTS)
-def test_a_cut_comes_back_and_is_always_written_alike(cut: Cut) -> None:
+def test_cut_survives_serialization_with_one_text(cut: Cut) -> None:
     turned = Cut(cut.topic, cut.name, dict(reversed(list(cut.pos.items()))), cut.through)
     assert text_of(turned) == text_of(cut)
     spark = json.dumps(object_of(turned))  # as PySpark writes it
@@ -44,7 +44,7 @@ def test_a_cut_comes_back_and_is_always_written_alike(cut: Cut) -> None:
     assert pickle.loads(pickle.dumps(cut)) == cut
 
 
-def test_the_text_of_a_cut() -> None:
+def test_cut_has_a_stable_text() -> None:
     cut = Cut(TOPIC, "a", {10: END, 9: Place(17, 5, 2)}, (4,))
     assert text_of(cut) == (
         '{"name":"a","pos":{"10":"END","9":[17,5,2]},"through":[4],'
@@ -76,13 +76,13 @@ GOOD = object_of(Cut(TOPIC, "", {1: Place(2, 3), 2: END}))
         ({"extra": 1}, "extra"),
     ],
 )
-def test_what_is_no_cut_of_ours_is_refused(change: dict[str, object], why: str) -> None:
+def test_cut_of_another_format_is_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(InvalidCut, match=why):
         cut_of({**GOOD, **change}, TOPIC, "")
 
 
 @pytest.mark.parametrize("found", [None, [], 5, "x", {}, {"v": 1}])
-def test_what_is_no_object_is_refused(found: object) -> None:
+def test_cut_that_is_no_json_object_is_refused(found: object) -> None:
     with pytest.raises(InvalidCut, match="members"):
         cut_of(found, TOPIC, "")
 
@@ -105,7 +105,7 @@ def test_a_cut_with_a_segment_and_its_child_is_refused() -> None:
         enter_children(cut, topic.layout())
 
 
-def test_a_cut_never_goes_back() -> None:
+def test_cut_refuses_to_go_back() -> None:
     cut = Cut(TOPIC, "", {0: Place(5, 5)})
     with pytest.raises(AssertionError, match="goes back"):
         cut.moved(0, Place(5, 4))

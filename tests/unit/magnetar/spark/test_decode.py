@@ -126,13 +126,13 @@ def data_of(found: Mapping[str, pa.Array]) -> list[object]:
     return data
 
 
-def test_every_type_of_avro() -> None:
+def test_decoder_reads_every_type_of_avro() -> None:
     found = decoder(EVERY)(columns_of(avro(EVERY, WRITTEN), None))
     assert data_of(found) == [EXPECTED, None]
     assert found[CORRUPT].to_pylist() == [None, None]
 
 
-def test_every_type_of_json() -> None:
+def test_decoder_reads_every_type_of_json() -> None:
     value = VALUE | {
         "raw": "/w==",
         "four": "Zm91cg==",
@@ -179,7 +179,7 @@ def test_every_type_of_json() -> None:
         ),
     ],
 )
-def test_what_spark_has_no_type_for_is_refused(tree: object, why: str) -> None:
+def test_decoder_refuses_types_that_spark_lacks(tree: object, why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
         form_of(tree)  # type: ignore[arg-type]
 
@@ -211,7 +211,7 @@ def versioned(tree: object, writers: Writers, **how: object) -> ValueDecoder:
     return decoder(tree, avro=schema, learn=lambda v: asyncio.run(schema.learn(v)), **how)  # type: ignore[arg-type]
 
 
-def test_values_of_other_versions_are_resolved() -> None:
+def test_decoder_resolves_values_of_other_versions() -> None:
     writers = Writers()
     reading = versioned(V1, writers)
     for _ in range(2):
@@ -225,7 +225,7 @@ def test_values_of_other_versions_are_resolved() -> None:
     assert data_of(older) == [{"a": 1, "new": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)}]
 
 
-def test_a_version_that_does_not_fit_fails_or_is_corrupt() -> None:
+def test_value_of_an_incompatible_version_fails_or_is_corrupt() -> None:
     columns = columns_of(avro(V3, {"a": "x"}), version=b"\3")
     with pytest.raises(InvalidMessage, match="onCorrupt"):
         versioned(V1, Writers())(columns)
@@ -245,14 +245,14 @@ def test_a_version_that_does_not_fit_fails_or_is_corrupt() -> None:
         (b"[" * 100_000, "none of its schema"),
     ],
 )
-def test_json_that_is_no_value_is_corrupt_and_the_others_are_read(value: bytes, why: str) -> None:
+def test_invalid_json_is_corrupt_and_other_rows_are_read(value: bytes, why: str) -> None:
     reading = decoder(V1, Decoding.JSON, fail=False)
     found = reading(columns_of(b'{"a":1}', value, b'{"a":3,"b":4}'))
     assert data_of(found) == [{"a": 1}, None, {"a": 3}]
     assert why in found[CORRUPT].to_pylist()[1]
 
 
-def test_what_arrow_refuses_is_corrupt_alone() -> None:
+def test_value_that_arrow_refuses_makes_only_its_row_corrupt() -> None:
     tree = {
         "type": "record",
         "name": "R",
@@ -275,7 +275,7 @@ WIDE = V1 | {"fields": [{"name": "b", "type": "string"}, *V1["fields"]]}
 
 
 @pytest.mark.parametrize("names", [("data",), ("data", "_corrupt"), ("_corrupt",), ("value",)])
-def test_columns_that_are_declared_are_made_alone(names: tuple[str, ...]) -> None:
+def test_decoder_makes_only_declared_columns(names: tuple[str, ...]) -> None:
     given = {
         "serviceUrl": "pulsar://nowhere:1",
         "topic": "t",
@@ -300,7 +300,7 @@ def test_columns_that_are_declared_are_made_alone(names: tuple[str, ...]) -> Non
         assert [row["_corrupt"] is None for row in rows] == [True, False]
 
 
-def test_the_topic_must_have_such_a_schema() -> None:
+def test_topic_with_another_kind_of_schema_is_refused() -> None:
     text = pb.Schema(name="", schema_data=b"{}", type=pb.Schema.Type.Json)
     assert definition_of(Decoding.JSON, text, "t").text == "{}"
     with pytest.raises(InvalidOption, match="decodeSchema"):

@@ -24,7 +24,7 @@ def job_told_to_end(number: signal.Signals, ended: list[str]) -> None:
     ("number", "status", "name"),
     [(signal.SIGINT, INTERRUPTED, "Ctrl-C"), (signal.SIGTERM, TERMINATED, "SIGTERM")],
 )
-def test_what_is_open_is_ended_and_a_sentence_is_the_last_line(
+def test_interrupted_job_closes_everything_and_ends_with_a_sentence(
     number: signal.Signals, status: int, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, ended = signal.getsignal(signal.SIGTERM), list[str]()
@@ -36,7 +36,7 @@ def test_what_is_open_is_ended_and_a_sentence_is_the_last_line(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_job_on_another_thread_leaves_signals_alone() -> None:
+def test_job_on_another_thread_installs_no_signal_handler() -> None:
     seen = []
 
     def job() -> None:

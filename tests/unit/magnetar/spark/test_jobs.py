@@ -27,7 +27,7 @@ JOB = Job(ASKED, '{"v":1}', '{"v":2}', "replay-1")
 KEYS = st.lists(st.one_of(st.none(), st.sampled_from("abcdef")), max_size=60)
 
 
-def test_a_job_is_what_it_was_when_it_is_read_again() -> None:
+def test_job_survives_serialization() -> None:
     assert job_of_text(text_of_job(JOB)) == JOB
     JOB.check(ASKED)
 
@@ -42,12 +42,12 @@ def test_a_checkpoint_of_another_replay_is_refused(change: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v":2}', '{"v":1,"asked":{}}'])
-def test_what_is_no_job_is_refused(text: str) -> None:
+def test_invalid_job_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
         job_of_text(text)
 
 
-def test_a_checkpoint_is_begun_once_and_not_over_another_query(tmp_path: Path) -> None:
+def test_checkpoint_is_begun_once_and_never_over_another_query(tmp_path: Path) -> None:
     place = ReplayCheckpoint(str(tmp_path / "new"))
     assert place.job() is None
     place.begin(JOB)
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_begun_once_and_not_over_another_query(tmp_path: Path) -
         ReplayCheckpoint("nowhere://x/y")
 
 
-def test_columns_that_nothing_makes_are_taken_over() -> None:
+def test_unselected_columns_are_copied() -> None:
     found = chosen_columns([("f(key) AS KEY", ["KEY"])])
     assert found == {
         "key": "f(key) AS KEY",
@@ -83,7 +83,9 @@ def batch(first: int, keys: list[str | None]) -> pa.RecordBatch:
 
 @settings(deadline=None)  # The first call makes Arrow load what it needs.
 @given(parts=st.lists(KEYS, max_size=8), most=st.sampled_from([1, 200, 1 << 20]))
-def test_the_last_row_of_each_key_is_never_lost(parts: list[list[str | None]], most: int) -> None:
+def test_compaction_keeps_the_last_row_of_each_key(
+    parts: list[list[str | None]], most: int
+) -> None:
     batches: list[pa.RecordBatch] = []
     rows: list[tuple[str | None, int]] = []
     for keys in parts:
@@ -119,7 +121,7 @@ def test_a_range_of_many_rows_is_reduced_in_bounded_memory() -> None:
     assert most - before < 16 * 1024 * 1024
 
 
-def test_durations_and_names() -> None:
+def test_job_parses_durations_and_names_generations() -> None:
     assert [milliseconds(text) for text in ("90s", "2 m", "1h", "7d", "1w")] == [
         90_000,
         120_000,
@@ -141,7 +143,7 @@ def test_durations_and_names() -> None:
 
 
 @given(counts=st.lists(st.integers(0, 500), max_size=50))
-def test_no_more_rows_are_taken_than_a_rate_allows(counts: list[int]) -> None:
+def test_rate_bounds_the_rows_of_a_batch(counts: list[int]) -> None:
     pace, now, taken = Pace(100), 1000.0, 0
     for count in counts:
         wait = pace.wait_s(now)
@@ -151,7 +153,7 @@ def test_no_more_rows_are_taken_than_a_rate_allows(counts: list[int]) -> None:
         taken += count
 
 
-def test_a_pause_is_not_followed_by_a_rush() -> None:
+def test_rate_allows_no_burst_after_a_pause() -> None:
     pace = Pace(10)
     pace.took(10, 0.0)
     assert pace.wait_s(100.0) == 0
@@ -159,7 +161,7 @@ def test_a_pause_is_not_followed_by_a_rush() -> None:
     assert pace.wait_s(100.0) == pytest.approx(1.0)
 
 
-def test_a_connection_is_what_its_options_say() -> None:
+def test_connection_survives_its_options() -> None:
     for known in (
         Connection("pulsar://h:1"),
         Connection("pulsar+ssl://h:1", 5, "t", "a", "b", "c", False, False, "l"),
@@ -167,7 +169,7 @@ def test_a_connection_is_what_its_options_say() -> None:
         assert Connection.of(Options(known.options())) == known
 
 
-def test_the_sentence_is_found_in_an_account_of_a_failure() -> None:
+def test_our_sentence_is_found_in_sparks_report() -> None:
     text = (
         "[STREAM_FAILED] Query terminated: Traceback (most recent call last):\n"
         '  File "/x/y.py", line 1, in z\n'
@@ -184,10 +186,13 @@ def test_the_sentence_is_found_in_an_account_of_a_failure() -> None:
     [
         ("\nModuleNotFoundError: No module named 'pyarrow'\n", "has no pyarrow. Set PYSPARK"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has", "another version"),
-        ("SparkException: Python worker failed to connect back.", "lacks pyarrow. Set PYSPARK"),
+        ("SparkException: Python worker failed to connect back.", "no firewall blocks"),
+        ("Timed out while waiting for the Python worker to connect back", "is not overloaded"),
     ],
 )
-def test_a_python_that_lacks_something_is_told_in_a_sentence(told: str, lacking: str) -> None:
+def test_failure_of_a_python_process_is_one_sentence_with_its_causes(
+    told: str, lacking: str
+) -> None:
     assert lacking in sentence_in(f"Job aborted\n  at org.apache.spark\n{told}\n  at x")
 
 

@@ -40,7 +40,7 @@ def folded(*entries: Entry) -> KeyState:
     return reduce(KeyState.after, entries, KeyState())
 
 
-def test_entries_are_the_same_after_they_were_written() -> None:
+def test_log_entries_survive_serialization() -> None:
     state = folded(opened("a"), record("q", 7, T1, "here"), record("ü", 0))
     for entry in (opened("a", 4), intent(2, T1), record("q", 7, T1, "p"), state.state_entry("x")):
         text = text_of(entry)
@@ -73,7 +73,7 @@ def test_intents_are_pending_where_the_beginning_of_the_log_is_lost() -> None:
     assert folded(intent(5, T0), opened("b")).pending == (T0,)
 
 
-def test_a_state_that_is_stored_twice_forgets_no_intent_behind_the_first() -> None:
+def test_state_stored_twice_keeps_later_intents() -> None:
     base = folded(opened("a"))
     begun = base.after(base.state_entry("a")).after(intent(0, T0))
     assert begun.after(base.state_entry("a")).pending == (T0,)
@@ -81,13 +81,13 @@ def test_a_state_that_is_stored_twice_forgets_no_intent_behind_the_first() -> No
     assert whole.after(base.state_entry("a")).pending == (T0,)
 
 
-def test_who_begins_at_a_state_knows_earlier_openings_that_are_stored_twice() -> None:
+def test_reader_from_a_state_knows_openings_stored_twice() -> None:
     base = folded(opened("a"), opened("b"))
     begun = KeyState().after(base.state_entry("b"))
     assert (begun.after(opened("a")).epoch, begun.after(opened("c")).epoch) == (1, 2)
 
 
-def test_who_begins_at_a_state_knows_what_was_before() -> None:
+def test_reader_from_a_state_knows_earlier_entries() -> None:
     whole = folded(opened("a"), record("old", 3), record("q", 7, T1, "here"))
     base = whole.state_entry("a")
     begun = KeyState().after(entry_of(text_of(base).encode()))
@@ -96,7 +96,7 @@ def test_who_begins_at_a_state_knows_what_was_before() -> None:
     assert whole.after(base) == replace(whole, begun=True)
 
 
-def test_what_becomes_of_a_batch() -> None:
+def test_verdict_on_a_batch_follows_from_the_log() -> None:
     state = folded(opened("a"), record("old", 3), record("q", 7, T1, "here"))
     assert state.verdict(0, "q", 8, "there") is Verdict.WRITE
     assert state.verdict(0, "q", 7, "here") is Verdict.DONE
@@ -115,7 +115,7 @@ def test_the_last_batches_of_few_queries_are_kept() -> None:
     assert state.after(record("q19", 5)).batches["q19"] == 19, "it never goes back"
 
 
-def test_the_sink_is_told_where_the_key_is() -> None:
+def test_sink_options_locate_the_state_topic() -> None:
     given = {"serviceUrl": "pulsar://a", "topic": "t", "txnKey": "k", "txnEpoch": "0"}
     state = StateOption(
         "topic://public/default/s", MessageRef((4, 17), digest_of(b"what is there"))

@@ -19,7 +19,7 @@ def offset(topic: str, name: str = "", at: int = 0) -> str:
     return json.dumps({"v": 1, "topic": topic, "name": name, "pos": {"0": [1, at, -1]}})
 
 
-def test_positions_are_the_offsets_of_our_sources_in_one_order() -> None:
+def test_positions_list_the_offsets_of_our_sources_in_order() -> None:
     rate, kafka = "17", '{"topic":{"0":23}}'
     one = positions_of("\n".join(["v1", METADATA, rate, offset("b"), kafka, "-", offset("a")]))
     other = positions_of("\n".join(["v1", METADATA, offset("a"), "-", offset("b"), "not json"]))
@@ -29,18 +29,18 @@ def test_positions_are_the_offsets_of_our_sources_in_one_order() -> None:
     assert " " not in one
 
 
-def test_positions_do_not_tell_where_the_query_began() -> None:
+def test_positions_leave_out_the_start_of_the_query() -> None:
     cut = {"from": {"0": [1, 0, 0]}, **json.loads(offset("a", at=3))}
     without = positions_of(f"v1\n{METADATA}\n{offset('a', at=3)}")
     assert positions_of(f"v1\n{METADATA}\n{json.dumps(cut)}") == without
 
 
-def test_the_second_version_names_sources() -> None:
+def test_second_version_of_the_log_names_sources() -> None:
     text = "\n".join(["v2", METADATA, f"0:{offset('a', at=3)}", "1:-", "second:17"])
     assert json.loads(positions_of(text))[0]["pos"] == {"0": [1, 3, -1]}
 
 
-def test_separators_inside_of_names_are_no_ends_of_lines() -> None:
+def test_unicode_separators_in_names_do_not_end_lines() -> None:
     cut = json.dumps({"v": 1, "topic": "a\u2028b", "name": "\x85", "pos": {}}, ensure_ascii=False)
     assert json.loads(positions_of(f"v1\n{METADATA}\n{cut}\n"))[0]["topic"] == "a\u2028b"
 
@@ -55,12 +55,12 @@ def test_separators_inside_of_names_are_no_ends_of_lines() -> None:
         (f"v1\n{METADATA}\n{offset('a')}\n{offset('a')}", "own option `name`"),
     ],
 )
-def test_what_does_not_tell_positions_is_an_error(text: str, words: str) -> None:
+def test_log_without_positions_is_refused(text: str, words: str) -> None:
     with pytest.raises(PositionsUnreadable, match=words):
         positions_of(text)
 
 
-def test_the_metadata_names_the_query() -> None:
+def test_checkpoint_metadata_names_the_query() -> None:
     assert query_of('{"id":"5-6"}') == "5-6"
     for text in ("", "[]", "{}", "7"):
         with pytest.raises(PositionsUnreadable, match="names no query"):
@@ -68,7 +68,7 @@ def test_the_metadata_names_the_query() -> None:
 
 
 @pytest.mark.parametrize("shape", ["{0}", "file:{0}", "file://{0}", "{0}/"])
-async def test_a_checkpoint_on_this_machine_is_read(tmp_path: Path, shape: str) -> None:
+async def test_local_checkpoint_is_read(tmp_path: Path, shape: str) -> None:
     root = tmp_path / "a checkpoint"
     (root / "offsets").mkdir(parents=True)
     (root / "offsets" / "12").write_text(f"v1\n{METADATA}\n{offset('a', at=9)}", "utf-8")
@@ -81,7 +81,7 @@ async def test_a_checkpoint_on_this_machine_is_read(tmp_path: Path, shape: str) 
 
 
 @pytest.mark.parametrize("location", ["nowhere://a/b", "hdfs:///", "s3://"])
-async def test_a_checkpoint_out_of_reach_is_an_error(location: str) -> None:
+async def test_unreachable_checkpoint_is_refused(location: str) -> None:
     with pytest.raises(PositionsUnreadable, match=r"cannot be read \("):
         await CheckpointFiles(location).positions(0)
 
@@ -100,9 +100,7 @@ class Hanging:
 
 
 @pytest.mark.parametrize("call", ["positions", "query"])
-async def test_a_checkpoint_that_hangs_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+async def test_hanging_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     hanging = Hanging()
     monkeypatch.setattr(checkpoint_files, "file_system", lambda location: (hanging, "c"))
     files = CheckpointFiles("s3://bucket/c", 0.05)

@@ -47,7 +47,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("batches", [0, 1])
-async def test_a_state_topic_that_was_made_anew_is_not_taken_for_the_old_one(batches: int) -> None:
+async def test_recreated_state_topic_is_refused(batches: int) -> None:
     """Both keys have epoch 0, and messages in the same places."""
     world = Calm()
     old = await Driver.opened(world, "a")
@@ -62,7 +62,7 @@ async def test_a_state_topic_that_was_made_anew_is_not_taken_for_the_old_one(bat
     assert sorted(world.visible()) == list(range(batches + 1))
 
 
-async def test_a_state_topic_that_nobody_has_written_to_anew_is_not_taken_for_the_old_one() -> None:
+async def test_recreated_empty_state_topic_is_refused() -> None:
     world = Calm()
     old = await Driver.opened(world, "a")
     await old.commit(0)
@@ -104,7 +104,7 @@ class Interrupted(Calm):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
-async def test_a_batch_is_committed_if_its_record_is_there_whatever_came_after(
+async def test_batch_with_its_record_is_committed_whatever_followed(
     batches: int,
 ) -> None:
     world = Interrupted(arrives=True)
@@ -114,7 +114,7 @@ async def test_a_batch_is_committed_if_its_record_is_there_whatever_came_after(
     assert sorted(world.visible()) == list(range(batches + 1))
 
 
-async def test_a_batch_that_an_opener_has_aborted_is_told_to_be_fenced() -> None:
+async def test_batch_aborted_by_an_opener_is_fenced() -> None:
     world = Interrupted(arrives=False)
     driver = await Driver.opened(world, "a")
     world.opened_by_others = 1
@@ -123,7 +123,7 @@ async def test_a_batch_that_an_opener_has_aborted_is_told_to_be_fenced() -> None
     assert world.visible() == []
 
 
-async def test_who_is_answered_that_it_has_ended_reads_how() -> None:
+async def test_driver_reads_the_outcome_of_a_transaction_that_has_ended() -> None:
     """A commit that is asked again by the client, and arrives twice."""
 
     class Late(Calm):
@@ -138,7 +138,7 @@ async def test_who_is_answered_that_it_has_ended_reads_how() -> None:
     assert world.visible() == [0]
 
 
-async def test_a_batch_whose_time_was_up_is_not_done() -> None:
+async def test_timed_out_batch_is_not_done() -> None:
     class Late(Calm):
         def end(self, txn: TxnId, commit: bool) -> None:
             self.txns[txn] = "ABORTED"
@@ -154,7 +154,7 @@ async def test_a_batch_whose_time_was_up_is_not_done() -> None:
 # What was settled
 
 
-async def test_what_was_settled_is_not_asked_for_again_with_each_batch() -> None:
+async def test_driver_repeats_no_abort_of_a_settled_transaction() -> None:
     class Failing(Calm):
         failed = False
 

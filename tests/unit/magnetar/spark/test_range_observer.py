@@ -40,20 +40,20 @@ def broken(seen: SeenTransaction, told: Tally) -> tuple[set[Rule], int]:
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (0, 1, 1, 2), (0, 0, 1, 2), (0, 1, 0, 1, 2)])
-def test_pieces_that_were_sent_again_are_one_message(numbers: Sequence[int]) -> None:
+def test_chunks_sent_again_make_one_message(numbers: Sequence[int]) -> None:
     whole = Tally(1, row_hash(None, VALUE))
     assert scanned(numbers).readable == whole
     assert broken(scanned(numbers), whole) == (set(), 0)
 
 
-def test_a_message_whose_first_pieces_lie_in_another_range_is_not_missing() -> None:
+def test_message_with_first_chunks_in_another_range_is_not_missing() -> None:
     seen = scanned((0, 1, 2), start=1)
     assert (seen.readable.messages, seen.incomplete) == (0, 1)
     assert broken(seen, Tally(1, row_hash(None, VALUE))) == (set(), 1)
     assert broken(seen, Tally(2, 9))[0] == {Rule.V1}
 
 
-def test_a_message_of_which_a_piece_is_gone_is_told_by_its_entries_and_is_no_row() -> None:
+def test_message_with_a_lost_chunk_is_reported_and_makes_no_row() -> None:
     assert scanned((0, 2)).readable == Tally()
 
 
@@ -76,12 +76,12 @@ def most_held(entries: Iterator[StoredEntry]) -> int:
         tracemalloc.stop()
 
 
-def test_pieces_without_an_end_are_bounded_by_their_bytes() -> None:
+def test_observer_bounds_the_bytes_of_incomplete_messages() -> None:
     at_hand = 16 * MIB
     assert most_held(first_pieces(96, MIB)) < kept.PIECE_BYTES_KEPT + at_hand
 
 
-def test_pieces_without_an_end_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_bounds_the_number_of_incomplete_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "PIECES_KEPT", 20)
     observer = Observer(0, Position(10, 0), Position(11, 0))
     short = pieces(9, VALUE, 10)
@@ -91,7 +91,7 @@ def test_pieces_without_an_end_are_bounded_by_their_number(monkeypatch: pytest.M
     assert observer.result().incomplete == 1, "it began first, and was given up"
 
 
-def test_a_message_that_is_larger_than_what_is_kept_is_not_missing(
+def test_message_larger_than_the_bound_is_not_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kept, "PIECE_BYTES_KEPT", 50)

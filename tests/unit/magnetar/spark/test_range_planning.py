@@ -39,7 +39,7 @@ EVERY = [0, 17_000, 33_000, 50_000, 65_535]
     actions=st.lists(ACTIONS, max_size=30),
     window=st.none() | st.integers(1, 100),
 )
-def test_every_row_once_and_keys_in_order(
+def test_batches_have_each_row_once_and_keys_in_order(
     ordering: Ordering,
     chain: bool,
     segments: int,
@@ -66,7 +66,7 @@ def test_every_row_once_and_keys_in_order(
 
 @given(actions=st.lists(ACTIONS, max_size=25), later=st.lists(ACTIONS, max_size=10))
 @pytest.mark.parametrize("ordering", list(Ordering))
-def test_a_batch_that_is_read_again_is_the_same(
+def test_batch_read_again_has_the_same_rows(
     ordering: Ordering, actions: list[tuple[str, object]], later: list[tuple[str, object]]
 ) -> None:
     topic = FakeTopic(2)
@@ -87,7 +87,7 @@ def test_a_batch_that_is_read_again_is_the_same(
 
 @given(actions=st.lists(ACTIONS, max_size=20), later=st.lists(ACTIONS, max_size=10))
 @pytest.mark.parametrize("ordering", list(Ordering))
-def test_available_now_reads_what_was_there_and_ends(
+def test_available_now_reads_existing_rows_and_ends(
     ordering: Ordering, actions: list[tuple[str, object]], later: list[tuple[str, object]]
 ) -> None:
     topic = FakeTopic(2)
@@ -145,17 +145,17 @@ def batches(query: Query) -> list[list[int]]:
     return [[len(task) for task in batch if task] for batch in query.batches]
 
 
-def test_an_edge_takes_a_batch() -> None:
+def test_batch_ends_at_a_split() -> None:
     topic, _ = generations(1)
     assert batches(Query(topic)) == [[5], [2, 3], [5]]
 
 
-def test_with_chain_the_children_of_one_parent_are_read_behind_it_by_its_task() -> None:
+def test_chained_children_are_read_by_the_task_of_their_parent() -> None:
     topic, _ = generations(1)
     assert batches(Query(topic, chain=True)) == [[10], [5]]
 
 
-def test_without_order_all_generations_are_one_batch() -> None:
+def test_unordered_batch_spans_all_generations() -> None:
     topic, sent = generations(20)
     query = Query(topic, Ordering.NONE)
     query.drain()
@@ -163,7 +163,7 @@ def test_without_order_all_generations_are_one_batch() -> None:
     assert sorted(query.rows) == sorted(sent)
 
 
-def test_large_ranges_are_cut_without_order() -> None:
+def test_unordered_large_ranges_are_divided() -> None:
     topic = FakeTopic()
     for _ in range(20):
         topic.send(EVERY)
@@ -171,7 +171,7 @@ def test_large_ranges_are_cut_without_order() -> None:
     assert tasks == [5] * 20  # entries of 50 bytes
 
 
-def test_empty_generations_are_crossed_at_once() -> None:
+def test_empty_generations_are_skipped_in_one_batch() -> None:
     topic = FakeTopic()
     topic.split(topic.active[0])
     topic.merge(*topic.active)
@@ -181,7 +181,7 @@ def test_empty_generations_are_crossed_at_once() -> None:
     assert query.rows == sent
 
 
-def test_behind_what_is_read_no_empty_generation_is_crossed() -> None:
+def test_empty_generation_after_read_rows_waits_for_the_next_batch() -> None:
     """The grandchild has rows of the keys that this batch reads from the grandparent."""
     topic = FakeTopic()
     topic.send([5])
@@ -197,7 +197,7 @@ def test_behind_what_is_read_no_empty_generation_is_crossed() -> None:
     query.check_order()
 
 
-def test_a_finished_parent_waits_for_the_other_one() -> None:
+def test_finished_parent_of_a_merge_waits_for_the_other() -> None:
     topic = FakeTopic(2)
     topic.send([0, 65_535])
     topic.active[1].hidden_from = 0
@@ -212,7 +212,7 @@ def test_a_finished_parent_waits_for_the_other_one() -> None:
     assert len(query.rows) == 3
 
 
-def test_what_is_hidden_is_waited_for_and_shown_by_the_raw_end() -> None:
+def test_hidden_entries_are_waited_for_and_count_in_the_raw_end() -> None:
     topic = FakeTopic()
     topic.send([1])
     topic.segments[0].hidden_from = 0
@@ -229,7 +229,7 @@ def test_what_is_hidden_is_waited_for_and_shown_by_the_raw_end() -> None:
     sizes=st.lists(st.integers(0, 10), min_size=2, max_size=4),
     rows=st.integers(1, 20),
 )
-def test_a_budget_is_shared_and_nobody_starves(sizes: list[int], rows: int) -> None:
+def test_budget_is_shared_and_no_segment_starves(sizes: list[int], rows: int) -> None:
     topic = FakeTopic(len(sizes))
     for number, size in enumerate(sizes):
         start = topic.active[number].hash_start
@@ -248,7 +248,9 @@ def test_a_budget_is_shared_and_nobody_starves(sizes: list[int], rows: int) -> N
     total=st.integers(1, 10**9),
     backlogs=st.lists(st.none() | st.integers(0, 10**12), min_size=1, max_size=50),
 )
-def test_shares(total: int, backlogs: list[int | None]) -> None:
+def test_shares_add_up_to_the_budget_and_follow_backlogs(
+    total: int, backlogs: list[int | None]
+) -> None:
     found = shares(total, backlogs)
     assert len(found) == len(backlogs)
     assert min(found) >= 1
@@ -259,7 +261,7 @@ def test_shares(total: int, backlogs: list[int | None]) -> None:
         assert all(a[1] <= b[1] for a, b in pairwise(by_backlog))
 
 
-def test_a_window_keeps_segments_together() -> None:
+def test_window_keeps_segments_together() -> None:
     topic = FakeTopic(2)
     for _ in range(10):
         topic.send([0])
@@ -273,7 +275,7 @@ def test_a_window_keeps_segments_together() -> None:
 
 
 @pytest.mark.parametrize("early_ms", [1, 500])
-def test_a_window_is_not_held_by_an_early_time_further_on(early_ms: int) -> None:
+def test_window_ignores_an_early_time_further_on(early_ms: int) -> None:
     """Clocks of producers differ, by more than the window, too."""
     topic = FakeTopic(2)
     for _ in range(10):
@@ -287,7 +289,7 @@ def test_a_window_is_not_held_by_an_early_time_further_on(early_ms: int) -> None
 
 
 @pytest.mark.parametrize("time_ms", [LONG_MAX - 30, LONG_MAX - 29, 2**64 - 1])
-def test_a_window_goes_on_behind_a_time_without_end(time_ms: int) -> None:
+def test_window_continues_after_an_extreme_time(time_ms: int) -> None:
     """Brokers store what a producer says, and no bound is as late as that."""
     topic = FakeTopic(1)
     for _ in range(3):
@@ -309,7 +311,7 @@ def lose(topic: FakeTopic, query: Query) -> Planner:
     return Planner(topic, Ordering.KEY, fail_on_data_loss=False)
 
 
-def test_a_segment_that_is_gone_fails_the_query() -> None:
+def test_deleted_segment_fails_the_query() -> None:
     topic, query = FakeTopic(), Query(FakeTopic())
     query = Query(topic)
     lose(topic, query)
@@ -317,7 +319,7 @@ def test_a_segment_that_is_gone_fails_the_query() -> None:
         query.step()
 
 
-def test_or_the_earliest_descendants_are_read_and_the_gap_is_counted() -> None:
+def test_deleted_segment_is_skipped_to_its_earliest_descendants() -> None:
     topic = FakeTopic()
     query = Query(topic)
     planner = lose(topic, query)
@@ -330,7 +332,7 @@ def test_or_the_earliest_descendants_are_read_and_the_gap_is_counted() -> None:
     assert [each.segment_id for each in ranges] == [1, 2]
 
 
-def test_a_child_of_a_lost_and_a_live_parent_waits_for_the_live_one() -> None:
+def test_child_of_a_lost_and_a_live_parent_waits_for_the_live_one() -> None:
     topic = FakeTopic(2)
     query = Query(topic)
     topic.send(EVERY)
@@ -348,7 +350,7 @@ def test_a_child_of_a_lost_and_a_live_parent_waits_for_the_live_one() -> None:
     assert third.pos[2] > BEGINNING
 
 
-def test_the_trimmed_beginning_of_a_child_fails() -> None:
+def test_trimmed_beginning_of_a_child_fails_the_query() -> None:
     topic, _ = generations(1)
     query = Query(topic)
     query.step()
@@ -357,7 +359,7 @@ def test_the_trimmed_beginning_of_a_child_fails() -> None:
         query.step()
 
 
-def test_a_trimmed_beginning_fails_or_is_skipped() -> None:
+def test_trimmed_beginning_fails_or_is_skipped() -> None:
     topic = FakeTopic()
     query = Query(topic)
     topic.send([1])
@@ -373,7 +375,7 @@ def test_a_trimmed_beginning_fails_or_is_skipped() -> None:
     assert found.pos[0] == Place(11, 3)
 
 
-def test_what_is_skipped_is_told_once_though_nothing_is_left() -> None:
+def test_skipped_range_is_counted_once_even_if_empty() -> None:
     """A query asks ten times in a second whether there is something new."""
     topic = FakeTopic()
     query = Query(topic)
@@ -391,7 +393,7 @@ def test_what_is_skipped_is_told_once_though_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize("ordering", [Ordering.NONE, Ordering.KEY])
-def test_what_a_batch_crossed_is_missed_when_it_is_gone(ordering: Ordering) -> None:
+def test_segments_deleted_inside_a_batch_are_lost(ordering: Ordering) -> None:
     topic, _ = generations(2)
     query = Query(topic, ordering)
     start = query.cut
@@ -411,7 +413,7 @@ def test_what_a_batch_crossed_is_missed_when_it_is_gone(ordering: Ordering) -> N
         refuse_gone(*last, layout)
 
 
-def test_so_is_what_was_crossed_behind_an_end_that_is_gone() -> None:
+def test_segments_deleted_after_an_ended_parent_are_lost() -> None:
     """The children of an end were not known when its batch was planned."""
     topic, _ = generations(2)
     query = Query(topic, Ordering.NONE)
@@ -423,7 +425,7 @@ def test_so_is_what_was_crossed_behind_an_end_that_is_gone() -> None:
     assert segments_gone_between(start, query.cut, topic.layout()) == [1, 2]
 
 
-def test_an_end_stays_until_its_children_are_known() -> None:
+def test_ended_segment_stays_in_the_cut_until_its_children_are_known() -> None:
     topic = FakeTopic()
     topic.send([1])
     before = topic.layout()
@@ -436,7 +438,7 @@ def test_an_end_stays_until_its_children_are_known() -> None:
     assert planner.next_cut(ended, topic.layout(), UNBOUNDED).pos == {1: BEGINNING, 2: BEGINNING}
 
 
-def test_a_large_range_that_was_trimmed_away_ends() -> None:
+def test_fully_trimmed_large_range_ends() -> None:
     topic = FakeTopic()
     for _ in range(4):
         topic.send([1])
@@ -445,7 +447,7 @@ def test_a_large_range_that_was_trimmed_away_ends() -> None:
     assert split_large(topic, [whole], 10) == [whole]
 
 
-def test_a_topic_made_anew_is_seen() -> None:
+def test_recreated_topic_is_detected() -> None:
     topic, _ = generations(2)
     query = Query(topic)
     query.drain()

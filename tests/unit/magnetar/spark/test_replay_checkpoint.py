@@ -64,7 +64,7 @@ def asked(work: Callable[[], object]) -> object:
 
 
 @pytest.mark.parametrize("call", ["get_file_info", "create_dir", "open_output_stream", "move"])
-def test_a_replay_is_not_begun_where_a_call_hangs(
+def test_replay_is_not_begun_on_a_hanging_file_system(
     hanging: Callable[[str], None], tmp_path: Path, call: str
 ) -> None:
     hanging(call)
@@ -79,7 +79,9 @@ def test_a_replay_is_not_begun_where_a_call_hangs(
     assert not (tmp_path / FILE).exists()
 
 
-def test_nor_is_one_gone_on_with(hanging: Callable[[str], None], tmp_path: Path) -> None:
+def test_replay_is_not_resumed_on_a_hanging_file_system(
+    hanging: Callable[[str], None], tmp_path: Path
+) -> None:
     ReplayCheckpoint(str(tmp_path)).begin(JOB)
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "0").write_text("v1\n{}", "utf-8")

@@ -71,7 +71,7 @@ def sender(producer: Producer, *segments: int) -> RowSender:
     return RowSender(producer, None, ask_layout)  # type: ignore[arg-type]
 
 
-async def test_rows_are_counted_where_their_receipts_say() -> None:
+async def test_rows_count_for_the_segment_of_their_receipt() -> None:
     producer = Producer()
     one = sender(producer, 0, 1)
     await one.send(rows(2**64 - 1, 2, 3))
@@ -87,7 +87,7 @@ async def test_rows_are_counted_where_their_receipts_say() -> None:
     assert producer.closed
 
 
-async def test_what_is_stored_is_forgotten() -> None:
+async def test_stored_rows_are_forgotten() -> None:
     producer = Producer()
     one = sender(producer, 0)
     for place in range(5):
@@ -99,7 +99,7 @@ async def test_what_is_stored_is_forgotten() -> None:
     assert await one.settle() == {"segment-0": RowCount(6, 6)}
 
 
-async def test_a_row_that_is_not_stored_is_told_by_the_next_send_or_the_end() -> None:
+async def test_failed_row_is_raised_by_the_next_send_or_the_end() -> None:
     producer = Producer()
     one = sender(producer, 0)
     await one.send(rows(1))
@@ -111,7 +111,7 @@ async def test_a_row_that_is_not_stored_is_told_by_the_next_send_or_the_end() ->
     await one.close()
 
 
-async def test_rows_in_a_segment_that_is_no_more_fail() -> None:
+async def test_rows_in_a_deleted_segment_fail() -> None:
     producer = Producer()
     one = sender(producer, 7)
     await one.send(rows(1))
@@ -120,5 +120,5 @@ async def test_rows_in_a_segment_that_is_no_more_fail() -> None:
         await one.settle()
 
 
-async def test_nothing_sent_is_nothing_counted() -> None:
+async def test_sender_without_rows_counts_nothing() -> None:
     assert await sender(Producer(), 0).settle() == {}

@@ -66,7 +66,7 @@ def segments(draw: st.DrawFn) -> list[bytes]:
     entries=segments(),
     cuts=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 5)), max_size=6),
 )
-def test_ranges_that_meet_have_each_row_once(
+def test_adjacent_ranges_have_each_row_once(
     entries: list[bytes], cuts: list[tuple[int, int]]
 ) -> None:
     segment = StoredSegment(entries)
@@ -78,7 +78,7 @@ def test_ranges_that_meet_have_each_row_once(
     assert len({value for value in whole if value is not None}) == len(whole)
 
 
-def test_pieces_before_the_range_are_found_by_their_time() -> None:
+def test_chunks_before_the_range_are_found_by_publish_time() -> None:
     one = pieces(50, b"x" * 100, 4)
     before = [single(number, b"%d" % number) for number in range(50)]
     segment = StoredSegment([*before, *one[:3], single(60, b"between"), one[3]])
@@ -86,14 +86,14 @@ def test_pieces_before_the_range_are_found_by_their_time() -> None:
     assert segment.looked_at < 10
 
 
-def test_pieces_that_each_have_a_time_are_found_too() -> None:
+def test_chunks_with_different_publish_times_are_found() -> None:
     first = pieces(1, b"x" * 100, 2, publish_time=1000)[0]
     second = pieces(1, b"x" * 100, 2, publish_time=9000)[1]
     segment = StoredSegment([first, single(2, b"between", publish_time=5000), second])
     assert values(segment, Place(LEDGER, 2), END) == [b"x" * 100]
 
 
-def test_pieces_of_a_time_without_end_are_found_and_no_beginning_is_missed() -> None:
+def test_chunks_with_an_extreme_publish_time_are_found() -> None:
     """Brokers store what a producer says, and no bound is as late as that."""
     one, two = (pieces(number, b"x" * 100, 2, publish_time=2**64 - 1) for number in (1, 2))
     segment = StoredSegment([one[0], single(3, b"between"), one[1], two[1]])
@@ -109,19 +109,19 @@ class WithoutTimes(StoredSegment):
         return super().plan(segment_topic, start, **bounds)  # type: ignore[arg-type]
 
 
-def test_pieces_before_the_range_are_found_where_brokers_know_no_times() -> None:
+def test_chunks_before_the_range_are_found_without_publish_times() -> None:
     one = pieces(50, b"x" * 100, 4)
     segment = WithoutTimes([single(1, b"first"), *one[:3], single(60, b"between"), one[3]])
     assert values(segment, Place(LEDGER, 4), END) == [b"between", b"x" * 100]
 
 
-def test_a_message_without_beginning_is_left_out() -> None:
+def test_message_without_its_first_chunk_is_left_out() -> None:
     one, two = pieces(1, b"x" * 100, 3), pieces(2, b"y" * 100, 3)
     segment = StoredSegment([*one[1:], *two[:1], two[2], single(9, b"end")])
     assert values(segment, BEGINNING, END) == [b"end"]
 
 
-def test_what_was_sent_twice_is_a_row_once() -> None:
+def test_chunks_sent_twice_make_one_row() -> None:
     one = pieces(1, b"x" * 100, 3)
     segment = StoredSegment([one[0], one[1], one[0], one[1], one[1], one[2]])
     assert values(segment, BEGINNING, END) == [b"x" * 100]
@@ -130,7 +130,7 @@ def test_what_was_sent_twice_is_a_row_once() -> None:
     assert part.runs == whole.runs, "the message has another id"
 
 
-def test_open_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_incomplete_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_rows, "MAX_OPEN_BYTES", 150)
     messages = [pieces(number, bytes((65 + number,)) * 100, 2) for number in range(8)]
     firsts, lasts = [each[0] for each in messages], [each[1] for each in messages]
@@ -153,7 +153,7 @@ def test_rows_come_in_bounded_columns() -> None:
     assert sizes == [2, 2]
 
 
-def test_a_damaged_entry_fails_or_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_entry_fails_or_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     entries = [single(1, b"a"), single(2, b"b")[:-1], single(3, b"c")]
     segment = StoredSegment(entries)
     with pytest.raises(InvalidMessage, match="7:1"):
@@ -165,7 +165,7 @@ def test_a_damaged_entry_fails_or_is_left_out(caplog: pytest.LogCaptureFixture) 
     assert warning.endswith(": 1")
 
 
-def test_what_is_trimmed_or_hidden_meanwhile_is_no_success() -> None:
+def test_entries_trimmed_or_hidden_meanwhile_fail_the_task() -> None:
     segment = StoredSegment([single(i, b"%d" % i) for i in range(5)])
     segment.trimmed = 2
     for start in (Place(LEDGER, 1), BEGINNING):
@@ -178,7 +178,7 @@ def test_what_is_trimmed_or_hidden_meanwhile_is_no_success() -> None:
     assert values(segment, BEGINNING, Place(LEDGER, 4)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_may_not_be_read_is_not_left_out_with_what_is_gone() -> None:
+def test_hidden_entries_are_not_skipped_like_lost_ones() -> None:
     segment = StoredSegment([single(i, b"%d" % i) for i in range(5)])
     for trimmed in (0, 2):
         segment.trimmed, segment.horizon = trimmed, 4
@@ -201,14 +201,14 @@ class Emptied(StoredSegment):
         return replace(told, earliest=EARLIEST, horizon=EARLIEST, raw_end=EARLIEST, lost=False)
 
 
-def test_a_segment_of_which_nothing_is_left_is_gone_and_not_hidden() -> None:
+def test_fully_trimmed_segment_is_lost_and_not_hidden() -> None:
     segment = Emptied([])
     assert values(segment, Place(LEDGER, 0), Place(LEDGER, 3), skip_lost=True) == []
     with pytest.raises(DataLost, match="not retained"):
         values(segment, Place(LEDGER, 0), Place(LEDGER, 3))
 
 
-def test_tombstones_and_ids() -> None:
+def test_rows_have_tombstones_and_message_ids() -> None:
     many = [b"%d" % i for i in range(300)]
     entries = [
         single(1, b"", null_value=True),

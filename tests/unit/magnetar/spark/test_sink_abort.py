@@ -10,7 +10,7 @@ from magnetar.spark.sink_options import SinkOptions
 from tests.support.child_process import HOST, free_port
 
 
-def test_an_abort_that_fails_does_not_hide_why_the_batch_has_failed(
+def test_failed_abort_does_not_hide_the_cause_of_the_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Spark shows `Writing job failed`, and no cause, when the abort raises."""

@@ -51,20 +51,20 @@ def committed_before() -> AtCoordinator:
     return AtCoordinator(coordinator)
 
 
-async def test_a_batch_that_comes_again_as_it_was_is_done() -> None:
+async def test_repeated_batch_with_equal_positions_is_done() -> None:
     groups = committed_before()
     driver = SinkDriver(groups, Checkpoint("as planned"), track_positions=True)
     assert await driver.commit(DONE, BATCH) is BatchOutcome.DONE_BEFORE
 
 
-async def test_one_that_was_planned_anew_under_its_number_is_refused() -> None:
+async def test_repeated_batch_with_other_positions_is_refused() -> None:
     """Its tasks dropped their rows when they were told that the batch is done."""
     driver = SinkDriver(committed_before(), Checkpoint("planned anew"), track_positions=True)
     with pytest.raises(InvalidTransactionStatus, match="other positions"):
         await driver.commit(DONE, BATCH)
 
 
-async def test_without_positions_nothing_is_compared() -> None:
+async def test_repeated_batch_without_positions_is_done_unless_tracked() -> None:
     groups = committed_before()
     assert await SinkDriver(groups, Checkpoint(None)).commit(DONE, BATCH) is (
         BatchOutcome.DONE_BEFORE
@@ -75,7 +75,7 @@ async def test_without_positions_nothing_is_compared() -> None:
         await driver.commit(DONE, BATCH)
 
 
-async def test_one_that_is_not_known_any_more_is_told() -> None:
+async def test_commit_of_a_forgotten_batch_is_refused() -> None:
     """Too many other queries of the key committed between the answer to the task and this one."""
     coordinator = Coordinator()
     coordinator.open_key()

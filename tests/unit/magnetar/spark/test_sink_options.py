@@ -52,7 +52,7 @@ class Producers:
         return object()
 
 
-async def test_rows_are_sent_for_as_long_as_anything_is_asked() -> None:
+async def test_operation_timeout_is_the_send_timeout() -> None:
     client, given = Producers(), URL | KEY | {"operationTimeoutMs": "120000"}
     schema = StructType([StructField("value", StringType())])
     sink = Sink(SinkOptions.of(given, streaming=True), schema)
@@ -60,7 +60,7 @@ async def test_rows_are_sent_for_as_long_as_anything_is_asked() -> None:
     assert client.settings["send_timeout_s"] == 120
 
 
-def test_how_rows_are_packed() -> None:
+def test_compression_and_chunking_are_options() -> None:
     plain = SinkOptions.of(URL | KEY, streaming=True)
     assert (plain.compression, plain.chunking) == (CompressionType.NONE, False)
     packed = SinkOptions.of(URL | KEY | {"compression": "ZSTD", "chunking": "true"}, streaming=True)
@@ -69,7 +69,7 @@ def test_how_rows_are_packed() -> None:
         SinkOptions.of(URL | KEY | {"compression": "rar"}, streaming=True)
 
 
-def test_an_epoch_may_be_zero() -> None:
+def test_epoch_zero_is_accepted() -> None:
     found = SinkOptions.of(URL | {"txnKey": "a", "txnEpoch": "0"}, streaming=True)
     assert found.key == TransactionKeyOption("a", 0)
 
@@ -83,7 +83,7 @@ def test_exactly_once_without_a_key_is_refused_with_the_way_to_get_one(
     assert "delivery=at-least-once" in str(refused.value)
 
 
-def test_at_least_once_is_named_so_and_has_no_key() -> None:
+def test_at_least_once_ignores_the_key() -> None:
     found = SinkOptions.of(URL | KEY | {"delivery": "at-least-once"}, streaming=True)
     assert (found.delivery, found.key) == (Delivery.AT_LEAST_ONCE, None)
     with pytest.raises(InvalidOption, match="exactly-once, at-least-once"):
@@ -105,18 +105,18 @@ def test_positions_need_a_checkpoint_and_a_transaction(
         SinkOptions.of(given, streaming=streaming)
 
 
-def test_a_job_is_no_query() -> None:
+def test_job_id_is_refused_for_streams() -> None:
     assert SinkOptions.of(URL | KEY | {"jobId": "j"}, streaming=False).job == "j"
     with pytest.raises(InvalidOption, match="jobId is for batch writes"):
         SinkOptions.of(URL | KEY | {"jobId": "j"}, streaming=True)
 
 
-def test_what_is_misspelt_is_refused() -> None:
+def test_misspelt_option_is_refused() -> None:
     with pytest.raises(InvalidOption, match="do you mean txnEpoch"):
         SinkOptions.of(URL | {"txnKey": "a", "txnepok": "1"}, streaming=True)
 
 
-def test_positions_go_with_a_batch_write_that_is_exactly_once() -> None:
+def test_positions_need_an_exactly_once_batch_write() -> None:
     found = SinkOptions.of(URL | KEY | {"positions": "[1]"}, streaming=False)
     assert found.positions == "[1]"
     for given, streaming in ((URL | KEY, True), (URL | {"delivery": "at-least-once"}, False)):

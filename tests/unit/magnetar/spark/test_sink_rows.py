@@ -19,7 +19,7 @@ WHOLE = (
 )
 
 
-def test_all_columns_of_a_row() -> None:
+def test_row_has_all_columns() -> None:
     at = datetime(2030, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
     batch = pa.record_batch(
         {
@@ -42,14 +42,14 @@ def test_all_columns_of_a_row() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary()])
-def test_values_of_any_arrow_type_that_spark_uses_and_slices_of_them(kind: pa.DataType) -> None:
+def test_values_of_every_arrow_type_and_their_slices_are_sent(kind: pa.DataType) -> None:
     whole = pa.record_batch({"value": pa.array(["a", "bb", "ccc"]).cast(kind)})
     rows = RowColumns.of([("value", "string")]).rows(whole.slice(1, 2))
     assert rows.values == [b"bb", b"ccc"]
     assert (rows.keys, rows.properties, rows.event_times_ms) == (None, None, None)
 
 
-def test_keys_of_bytes_are_stored_as_base64_and_counted_so() -> None:
+def test_binary_keys_are_stored_and_counted_as_base64() -> None:
     batch = pa.record_batch(
         {"key": pa.array([b"\xff", None], pa.binary()), "value": pa.array(["x", "y"])}
     )
@@ -69,7 +69,7 @@ def test_keys_of_bytes_are_stored_as_base64_and_counted_so() -> None:
         ([("value", "string"), ("VALUE", "string")], "two columns value"),
     ],
 )
-def test_columns_that_cannot_be_are_refused(schema: list[tuple[str, str]], words: str) -> None:
+def test_columns_of_a_wrong_type_are_refused(schema: list[tuple[str, str]], words: str) -> None:
     with pytest.raises(InvalidRows, match=words):
         RowColumns.of(schema)
 
@@ -86,7 +86,7 @@ def test_a_property_that_is_null_is_refused() -> None:
         columns.rows(batch)
 
 
-def test_rows_that_differ_have_other_hashes() -> None:
+def test_different_rows_have_different_hashes() -> None:
     rows = [(None, None), (None, b""), (b"", None), (b"", b""), (b"a", b"b"), (b"b", b"a")]
     hashes = [row_hash(*row) for row in [*rows, (b"ab", b""), (None, b"ab")]]
     assert len(set(hashes)) == len(hashes)
@@ -94,7 +94,7 @@ def test_rows_that_differ_have_other_hashes() -> None:
     assert hash_sum(hashes) == hash_sum(reversed(hashes)) < 1 << 64
 
 
-def test_a_hash_never_changes() -> None:
+def test_hash_of_a_row_is_stable() -> None:
     """Counts are kept with what was committed, and compared years later."""
     assert row_hash(b"key", b"value") == HASH_OF_KEY_VALUE
     assert row_hash(None, b"value") == HASH_OF_VALUE

@@ -45,7 +45,7 @@ def test_each_batch_is_seen_once_in_every_schedule(plan: Plan, states: int) -> N
         pytest.param(Plan(timeouts=1, crashes=1), id="time-that-is-up-and-a-crash"),
     ],
 )
-def test_longer_schedules(plan: Plan) -> None:
+def test_each_batch_is_seen_once_in_longer_schedules(plan: Plan) -> None:
     explored(plan)
 
 
@@ -141,6 +141,6 @@ class CommitsForAnybody(Coordinator):
         pytest.param(Plan(coordinator=CommitsForAnybody), id="fences"),
     ],
 )
-def test_a_broken_rule_is_found(plan: Plan) -> None:
+def test_broken_rule_is_detected(plan: Plan) -> None:
     with pytest.raises(Found):
         explored(plan)

@@ -41,7 +41,7 @@ def options(**given: str) -> SourceOptions:
     return SourceOptions.of(Options(GIVEN | given))
 
 
-def test_defaults_and_names() -> None:
+def test_options_have_defaults_and_full_topic_names() -> None:
     found = options()
     assert found.topic == "topic://public/default/orders"
     assert options(topic="a/b/c").topic == "topic://a/b/c"
@@ -71,12 +71,12 @@ def test_defaults_and_names() -> None:
         ({"onCorrupt": "column"}, "give decode"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, str], why: str) -> None:
+def test_invalid_option_is_refused_with_its_reason(given: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
         options(**given)
 
 
-def test_what_is_of_streams_or_of_batches_alone() -> None:
+def test_option_of_streams_is_refused_for_batches_and_vice_versa() -> None:
     with pytest.raises(InvalidOption, match="has no end"):
         options(end="5").check_stream()
     for given in ({"ordering": "key"}, {"chain": "true"}):
@@ -101,7 +101,7 @@ def topic_of_three() -> tuple[FakeTopic, list[int]]:
     return topic, times
 
 
-def test_the_earliest_and_the_latest() -> None:
+def test_earliest_and_latest_name_the_ends_of_the_topic() -> None:
     topic, _ = topic_of_three()
     layout = topic.layout()
     earliest = start_cut(bound_of("start", "earliest"), topic, layout, NOWHERE)
@@ -118,7 +118,7 @@ def test_the_earliest_and_the_latest() -> None:
 
 
 @pytest.mark.parametrize("generation", [0, 1, 2])
-def test_a_time_cuts_every_path(generation: int) -> None:
+def test_start_time_cuts_every_path_of_segments(generation: int) -> None:
     topic, times = topic_of_three()
     layout = topic.layout()
     at = bound_of("start", str(times[generation]))
@@ -134,7 +134,7 @@ def test_a_time_cuts_every_path(generation: int) -> None:
     assert far.pos == {s.segment_id: Place.at(s.at(len(s.entries))) for s in topic.active}
 
 
-def test_moments_and_cuts() -> None:
+def test_start_accepts_a_time_a_cut_and_positions() -> None:
     assert bound_of("start", "2026-01-01T00:00:00Z").time_ms == 1_767_225_600_000
     assert bound_of("start", "5").time_ms == 5
     topic, _ = topic_of_three()
@@ -168,18 +168,18 @@ def chosen(*filters: Filter) -> list[int]:
         (In(("segment_id",), (0, 2, 9)), [0, 2]),
     ],
 )
-def test_segments_are_chosen_and_that_is_done(given: Filter, expected: list[int]) -> None:
+def test_filter_on_segments_chooses_them_and_is_done(given: Filter, expected: list[int]) -> None:
     assert chosen(given) == expected
     assert push_filters([given])[1] == []
 
 
-def test_filters_hold_together() -> None:
+def test_several_filters_on_segments_are_combined() -> None:
     assert chosen(In(("segment_id",), (0, 2)), GreaterThan(("segment_id",), 0)) == [2]
     assert chosen(In(("segment_id",), (0, 2)), In(("segment_id",), (1, 2))) == [2]
 
 
 @pytest.mark.parametrize("key", ["k1", "k2", "k3", "aGVsbG8="])
-def test_a_key_is_looked_for_where_either_generation_put_it(key: str) -> None:
+def test_filter_on_a_key_chooses_the_segments_of_both_generations(key: str) -> None:
     found = chosen(EqualTo(("key",), key))
     texts = [key.encode()] + ([b"hello"] if key == "aGVsbG8=" else [])
     places = {half for text in texts for half in (key_hash(text) >> 16, key_hash(text) & 0xFFFF)}
@@ -213,7 +213,7 @@ BIT = datetime.timedelta(microseconds=1)
         ([GreaterThan(("event_time",), NOON)], None, None),
     ],
 )
-def test_times_narrow_and_are_left_to_spark(
+def test_filter_on_times_bounds_the_range_and_is_left_to_spark(
     filters: list[Filter], from_ms: int | None, before_ms: int | None
 ) -> None:
     pushed, left = push_filters(filters)
@@ -221,13 +221,13 @@ def test_times_narrow_and_are_left_to_spark(
     assert left == filters
 
 
-def test_a_token_is_in_no_text_of_the_options() -> None:
+def test_repr_of_a_connection_hides_the_token() -> None:
     found = Connection("pulsar://host:6650", token="let-me-in")
     assert found.token == "let-me-in"
     assert "let-me-in" not in repr(found)
 
 
-async def test_a_token_of_a_file_is_read_whenever_it_is_needed(tmp_path: Path) -> None:
+async def test_token_file_is_read_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "a token"
     given = {"serviceUrl": "pulsar://host:6650", "token": file.as_uri()}
     found = pickle.loads(pickle.dumps(Connection.of(Options(given))))
@@ -240,13 +240,13 @@ async def test_a_token_of_a_file_is_read_whenever_it_is_needed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("token", ["file:", "file:///", "file://host/path", "file:token"])
-def test_a_token_is_no_file_of_another_machine(token: str) -> None:
+def test_token_file_of_another_machine_is_refused(token: str) -> None:
     given = {"serviceUrl": "pulsar://host:6650", "token": token}
     with pytest.raises(InvalidOption, match="file:///PATH"):
         Connection.of(Options(given))
 
 
-async def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_missing_token_file_is_named(tmp_path: Path) -> None:
     given = {"serviceUrl": "pulsar://host:6650", "token": (tmp_path / "token").as_uri()}
     token = Connection.of(Options(given)).client_options()["token"]
     assert callable(token)

@@ -34,7 +34,7 @@ def test_each_batch_is_seen_once_in_every_schedule(plan: Plan, states: int) -> N
 # Each rule broken
 
 
-def test_an_opener_that_lets_intents_be_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opener_that_ignores_intents_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def settles_nothing(log: KeyLog, own: object) -> None:
         """L2 is left out."""
 
@@ -43,7 +43,7 @@ def test_an_opener_that_lets_intents_be_is_found_out(monkeypatch: pytest.MonkeyP
         explored(Plan())
 
 
-def test_an_opener_that_does_not_look_for_their_records_is_found_out(
+def test_opener_that_ignores_records_of_intents_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def reads_once(log: KeyLog, written: MessageRef, own: object = None) -> KeyState:
@@ -56,7 +56,7 @@ def test_an_opener_that_does_not_look_for_their_records_is_found_out(
         explored(Plan(crashes=1))
 
 
-def test_a_state_that_counts_a_second_time_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_applied_twice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     right = KeyState.after
 
     def forgetful(state: KeyState, entry: Entry) -> KeyState:
@@ -68,7 +68,7 @@ def test_a_state_that_counts_a_second_time_is_found_out(monkeypatch: pytest.Monk
         explored(Plan(copies=1))
 
 
-def test_a_driver_that_does_not_ask_who_has_the_key_is_found_out(
+def test_driver_that_ignores_the_owner_of_the_key_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = KeyState.verdict
@@ -83,7 +83,7 @@ def test_a_driver_that_does_not_ask_who_has_the_key_is_found_out(
         explored(Plan())
 
 
-def test_a_driver_that_takes_any_refusal_for_done_is_found_out() -> None:
+def test_driver_that_takes_any_refusal_for_done_is_detected() -> None:
     class Hopeful(PlainGroups):
         async def commit(self, decision: object, positions: str | None) -> bool:
             try:

@@ -32,13 +32,13 @@ def log_of(
 
 
 @pytest.mark.parametrize("name", ["", "a&b", "k" * 10_000])
-def test_a_key_has_the_same_names_as_at_brokers(name: str) -> None:
+def test_key_of_a_state_topic_has_the_names_of_a_brokers_key(name: str) -> None:
     nobody = cast("magnetar.Client", None)
     with pytest.raises(InvalidArgument, match="cannot be named"):
         asyncio.run(open_state(nobody, "topic://public/default/state", name, -1, "nonce"))
 
 
-def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> None:
+def test_transaction_of_another_role_is_not_taken_for_ended() -> None:
     """What it may still commit nobody else may write."""
     txn = TxnId(1, 2)
 
@@ -55,7 +55,7 @@ def test_a_transaction_of_another_role_is_not_taken_for_one_that_has_ended() -> 
         asyncio.run(log.read_up_to(MessageRef((0, 1), "")))
 
 
-def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
+def test_long_log_is_read_as_long_as_entries_arrive() -> None:
     """A pause in it is no transaction that hides the rest."""
     numbers = iter((0, 1, 2, None, 3))
 
@@ -80,7 +80,7 @@ def test_a_long_log_is_read_for_as_long_as_something_comes() -> None:
 
 
 @pytest.mark.parametrize("unknown", [0, 1, APPEND_TRIES])
-def test_who_is_not_told_where_his_message_is_writes_it_again(unknown: int) -> None:
+def test_entry_without_a_known_position_is_written_again(unknown: int) -> None:
     """A broker that knows what is sent again says that it has it, not where; nowhere is no place
     up to which anything could be read."""
     sent: list[bytes] = []

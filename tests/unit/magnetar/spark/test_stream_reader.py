@@ -81,7 +81,7 @@ def test_the_first_batch_has_the_same_rows_when_a_new_driver_runs_it_again(
     assert rows(topic, first, first.initialOffset(), end) == expected
 
 
-def test_a_first_batch_without_rows_stays_without() -> None:
+def test_empty_first_batch_stays_empty() -> None:
     topic = FakeTopic()
     begin(topic, "latest")
     first = reader(topic, "latest")
@@ -94,7 +94,7 @@ def test_a_first_batch_without_rows_stays_without() -> None:
     assert rows(topic, again, end, again.latestOffset(end, ALL)) == sorted(sent)
 
 
-def test_later_batches_begin_where_the_one_before_them_ended() -> None:
+def test_later_batch_begins_at_the_end_of_the_one_before() -> None:
     topic = FakeTopic()
     query = reader(topic, "earliest")
     offset = kept(query.initialOffset())

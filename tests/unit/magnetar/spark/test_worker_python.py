@@ -34,17 +34,19 @@ def python(directory: Path, says: str, status: int = 0) -> str:
         (MINE, 1, "is no Python"),
     ],
 )
-def test_what_a_python_lacks(tmp_path: Path, says: str, status: int, why: str | None) -> None:
+def test_shortcoming_names_what_a_python_lacks(
+    tmp_path: Path, says: str, status: int, why: str | None
+) -> None:
     found = shortcoming(python(tmp_path, says, status))
     assert found == why or (found is not None and why is not None and found.startswith(why))
 
 
-def test_this_one_lacks_nothing_and_one_that_is_not_there_is_told() -> None:
+def test_shortcoming_is_none_here_and_names_a_missing_python() -> None:
     assert shortcoming(sys.executable) is None
     assert shortcoming("/nowhere/python") == "is not there"
 
 
-def test_a_python_is_really_asked(tmp_path: Path) -> None:
+def test_shortcoming_runs_the_python(tmp_path: Path) -> None:
     """By another path, so that it is none that is known; without what this one is told to have."""
     path = tmp_path / "python"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', "utf-8")
@@ -73,7 +75,7 @@ def told(spark: SparkSession) -> list[str]:
     return [str(each.message) for each in found]
 
 
-def test_each_python_that_runs_here_is_warned_of_once(tmp_path: Path) -> None:
+def test_register_warns_once_of_each_local_python(tmp_path: Path) -> None:
     bad = python(tmp_path, f"{MINE} magnetar")
     assert told(session(sys.executable, sys.executable)) == []
     for spark in (session(bad, bad), session(sys.executable, bad), session(bad, sys.executable)):

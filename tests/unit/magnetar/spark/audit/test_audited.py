@@ -61,17 +61,17 @@ def test_only_sealed_segments_are_kept_and_come_back_from_json() -> None:
         {"sealed": False},
     ],
 )
-def test_a_segment_that_is_another_one_is_read(changes: Mapping[str, object]) -> None:
+def test_changed_segment_is_read_again(changes: Mapping[str, object]) -> None:
     assert unchanged_segments(kept(), snapshot(segments=[segment(0, **changes)])) == {}
 
 
-def test_a_segment_that_is_not_readable_to_its_end_is_not_kept() -> None:
+def test_segment_with_an_open_transaction_is_not_kept() -> None:
     held = snapshot(segments=[segment(0, horizon=Position(10, 50))])
     assert state_after_audit(held, {}, {0: seen(0, [OF_PARENT])}, {}).segments == {}
 
 
 @pytest.mark.parametrize("incomplete", [False, True])
-def test_a_segment_is_not_kept_if_later_ones_could_not_be_compared(*, incomplete: bool) -> None:
+def test_segment_is_not_kept_if_later_ones_cannot_be_compared(*, incomplete: bool) -> None:
     scanned = seen(0, [OF_PARENT])
     producer = scanned.producers["p"]
     if incomplete:
@@ -82,12 +82,12 @@ def test_a_segment_is_not_kept_if_later_ones_could_not_be_compared(*, incomplete
     assert state_after_audit(snapshot(), {}, {0: scanned}, {}).segments == {}
 
 
-def test_what_was_kept_stays_so() -> None:
+def test_kept_segments_stay_in_the_state() -> None:
     before = unchanged_segments(kept(), snapshot())
     assert state_after_audit(snapshot(), before, {}, {}) == kept()
 
 
-def test_counts_of_a_segment_that_was_not_read_are_not_missed() -> None:
+def test_counts_of_a_kept_segment_are_not_missing() -> None:
     told = {1: {segment(0).topic: tuple(tally(ROWS))}}
     records = snapshot(group(5, 0, told))  # type: ignore[arg-type]
     findings = Findings()
@@ -98,7 +98,7 @@ def test_counts_of_a_segment_that_was_not_read_are_not_missed() -> None:
     assert not findings.is_clean
 
 
-def test_the_order_of_a_producer_is_held_against_what_it_sent_before() -> None:
+def test_producer_order_is_compared_with_kept_segments() -> None:
     before = unchanged_segments(kept(), snapshot())
     late = SeenProducer(1, "p", Stamp(T0_MS + 49, 0), Stamp(T0_MS + 60, 1), 2)
     producers = [*before[0].producers(0), late]
@@ -113,7 +113,7 @@ def test_a_state_of_another_topic_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', '{"v":1,"topic":"t","segments":[]}'])
-def test_what_is_no_state_is_refused(text: str) -> None:
+def test_invalid_state_is_refused(text: str) -> None:
     with pytest.raises(InvalidState, match="not what an audit wrote"):
         decode(text)
 
@@ -123,7 +123,7 @@ def test_a_state_of_a_later_version_is_refused() -> None:
         decode('{"v": 2}')
 
 
-def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
+def test_state_is_stored_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     assert load(path) is None
     store(path, kept())
@@ -134,7 +134,7 @@ def test_it_is_kept_in_a_file(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_could_not_be_checked_as_a_whole_is_not_kept() -> None:
+def test_partly_checked_segment_is_not_kept() -> None:
     whole = {0: seen(0, [OF_PARENT])}
     locked = {0: seen(0, [OF_PARENT, encrypted(entry((10, 1), ROWS))])}
     trimmed = snapshot(segments=[segment(0, trimmed_to=Position(10, 1))])

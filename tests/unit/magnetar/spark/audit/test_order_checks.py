@@ -35,12 +35,12 @@ def missing(entries: list[StoredEntry], **of_segment: object) -> list[str]:
     return [each.what for each in findings.violations]
 
 
-def test_entries_without_a_gap() -> None:
+def test_consecutive_entries_are_clean() -> None:
     entries = [entry((10, i), ROWS, first=2 * i) for i in range(3)] + [entry((11, 0), ROWS)]
     assert not missing(entries, entries_of={10: 3})
 
 
-def test_a_gap_and_the_ends_of_ledgers() -> None:
+def test_missing_entry_is_a_violation_within_and_between_ledgers() -> None:
     entries = [entry((10, i), ROWS) for i in (1, 3)] + [entry((11, 0), ROWS)]
     told = missing([entry((10, 0), ROWS), *entries], entries_of={10: 5})
     assert told == [
@@ -50,7 +50,7 @@ def test_a_gap_and_the_ends_of_ledgers() -> None:
     assert missing(entries[-1:], earliest=Position(10, 0), entries_of={10: 5}) == []
 
 
-def test_what_retention_took_is_not_missing() -> None:
+def test_trimmed_entries_are_not_missing() -> None:
     entries = [entry((10, i), ROWS) for i in (3, 4)]
     assert not missing(entries, earliest=Position(10, 3), entries_of={10: 5})
 
@@ -66,7 +66,7 @@ def test_what_retention_took_is_not_missing() -> None:
         (None, 1, 0),
     ],
 )
-def test_what_retention_takes_while_the_audit_runs_is_not_missing(
+def test_entries_trimmed_during_the_audit_are_not_missing(
     taken: Position | None, violations: int, unchecked: int
 ) -> None:
     observer = Observer(0, Position(10, 0), Position(10, 5))
@@ -80,14 +80,14 @@ def test_what_retention_takes_while_the_audit_runs_is_not_missing(
         assert "1 entries of ledger 10 are missing, 2 to 2." in findings.violations[0].what
 
 
-def test_an_entry_that_is_damaged() -> None:
+def test_damaged_entry_is_a_violation() -> None:
     bad = entry((10, 1), ROWS)
     told = missing([entry((10, 0), ROWS), bad._replace(data=bad.data[:-1] + b"\xff")])
     assert told == ["The entry 10:1 cannot be taken apart."]
 
 
 @pytest.mark.parametrize("by_attempt", [True, False])
-def test_an_entry_that_is_encrypted_is_not_checked_and_breaks_nothing(by_attempt: bool) -> None:
+def test_encrypted_entry_is_left_unchecked(by_attempt: bool) -> None:
     txn = attempt_id("1_7", 1)
     known, locked = entry((10, 0), ROWS, txn=txn), encrypted(entry((10, 1), ROWS, txn=txn))
     told = tally(ROWS).plus(tally(ROWS))
@@ -110,7 +110,7 @@ def test_an_entry_that_is_encrypted_is_not_checked_and_breaks_nothing(by_attempt
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=2),
     st.data(),
 )
-def test_parts_put_together_are_the_whole(
+def test_joined_parts_of_a_segment_equal_the_whole(
     made: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
     entries = []
@@ -144,7 +144,7 @@ def test_parts_put_together_are_the_whole(
     }
 
 
-def test_a_producer_that_begins_anew_is_no_suspect_and_one_that_goes_back_is() -> None:
+def test_producer_is_suspect_if_its_numbers_go_back_but_not_if_it_restarts() -> None:
     anew = [entry((10, 0), ROWS, first=8), entry((10, 1), ROWS, sent_ms=T0_MS + 1)]
     back = [entry((10, 0), ROWS, first=8), entry((10, 1), ROWS, first=0)]
     findings = Findings()
@@ -152,7 +152,7 @@ def test_a_producer_that_begins_anew_is_no_suspect_and_one_that_goes_back_is() -
     assert suspects(seen(0, back).producers.values(), snapshot(), findings) == {"p": frozenset({0})}
 
 
-def test_a_copy_of_what_was_sent_before_its_producer_began_anew_makes_a_suspect() -> None:
+def test_producer_is_suspect_after_a_copy_from_before_its_restart() -> None:
     before, anew = entry((10, 0), ROWS, first=8), entry((10, 1), ROWS, sent_ms=T0_MS + 1)
     copied = before._replace(entry_id=2)
     scanned = seen(0, [before, anew, copied]).producers.values()
@@ -164,7 +164,7 @@ def test_a_copy_of_what_was_sent_before_its_producer_began_anew_makes_a_suspect(
     st.integers(0, 7),
     st.integers(0, 8),
 )
-def test_whoever_has_an_entry_twice_is_a_suspect(
+def test_producer_with_an_entry_stored_twice_is_suspect(
     stamps: list[tuple[int, int]], copied: int, where: int
 ) -> None:
     """Whatever its other messages are: the copy may be stored anywhere behind them."""
@@ -178,7 +178,7 @@ def test_whoever_has_an_entry_twice_is_a_suspect(
     assert suspects(scanned, snapshot(), Findings()) == {"p": frozenset({0})}
 
 
-def test_a_child_that_has_older_messages_than_its_parent() -> None:
+def test_child_with_older_messages_than_its_parent_is_a_violation() -> None:
     def of(segment_id: int, first_ms: int, last_ms: int) -> SeenProducer:
         return SeenProducer(segment_id, "p", Stamp(first_ms, 0), Stamp(last_ms, 9), 10)
 
@@ -190,7 +190,7 @@ def test_a_child_that_has_older_messages_than_its_parent() -> None:
         assert suspects(late, records, findings) == {"p": frozenset({0, 1})}
 
 
-def test_views_have_the_same_rows() -> None:
+def test_views_that_differ_are_violations_unless_trimmed() -> None:
     findings = Findings()
     records = snapshot()
     check_views({"raw": {0: (2, 7), 1: (1, 1)}, "table": {0: (2, 7), 1: (1, 1)}}, records, findings)
@@ -213,7 +213,7 @@ def unnumbered(at: tuple[int, int], first: int, rows: int = 3) -> StoredEntry:
     return StoredEntry(*at, build_entry(about, build_batch(singles)), Visibility.READABLE)
 
 
-def test_batches_whose_messages_have_no_numbers_are_in_order() -> None:
+def test_unnumbered_batches_are_in_order() -> None:
     rising = seen(0, [unnumbered((10, at), 3 * at) for at in range(3)])
     assert suspects(rising.producers.values(), snapshot(), Findings()) == {}
     back = seen(0, [unnumbered((10, at), 9 - at) for at in range(3)])

@@ -59,7 +59,7 @@ class BusyRest(AdminRest):
         return {"ledgers": []}
 
 
-def test_transactions_that_begin_meanwhile_have_no_claims_without_headers() -> None:
+def test_claims_of_transactions_begun_during_the_snapshot_are_clean() -> None:
     records, findings = take_snapshot(TOPIC, OneSegment(), BusyRest()), Findings()
     assert records.segments[0].claims
     check_claims(records, findings)
@@ -67,11 +67,11 @@ def test_transactions_that_begin_meanwhile_have_no_claims_without_headers() -> N
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_segment_says_whether_retention_took_its_beginning(lost: bool) -> None:
+def test_segment_record_says_whether_its_beginning_was_trimmed(lost: bool) -> None:
     assert take_snapshot(TOPIC, OneSegment(lost), BusyRest()).segments[0].trimmed is lost
 
 
-def test_what_is_trimmed_while_the_audit_runs_is_known_behind_it() -> None:
+def test_trimming_during_the_audit_is_known_afterwards() -> None:
     before = take_snapshot(TOPIC, OneSegment(), BusyRest())
     assert trimmed_since(before, OneSegment()) == before
     rolled = trimmed_since(before, OneSegment(earliest=Position(2, 0)))
@@ -111,7 +111,7 @@ class ManyGroups(BusyRest):
         return {"key": "k", "owner": "o", "epoch": 1}
 
 
-def test_headers_are_kept_once() -> None:
+def test_snapshot_keeps_each_header_once() -> None:
     rest = ManyGroups()
     records = take_snapshot(TOPIC, OneSegment(), rest)
     assert len(records.transactions) == 50

@@ -14,13 +14,13 @@ from tests.unit.magnetar.spark.audit.topic_facts import entry, seen, snapshot
 SEEN = {0: seen(0, [entry((10, 0), [("a", b"<1>")])])}
 
 
-def test_a_clean_page_says_so() -> None:
+def test_report_without_violations_says_so() -> None:
     told = page(Report(snapshot(), Findings(), SEEN))
     assert "no violation" in told
     assert "Violations</h2>" not in told
 
 
-def test_violations_are_on_the_page_and_in_the_picture() -> None:
+def test_report_lists_and_draws_violations() -> None:
     findings = Findings()
     findings.add(Violation(Rule.V3, "A <b> is missing.", 1, Position(11, 4)))
     findings.cannot_tell("Headers that were collected.", 3)
@@ -32,7 +32,7 @@ def test_violations_are_on_the_page_and_in_the_picture() -> None:
     assert "V3: 1" in drawn
 
 
-def test_the_picture_is_whole() -> None:
+def test_picture_has_every_segment_and_edge() -> None:
     drawn = ElementTree.fromstring(picture(snapshot(), SEEN, ()))
     kinds = [each.tag.rpartition("}")[2] for each in drawn.iter()]
     assert kinds.count("rect") == 3
@@ -40,7 +40,7 @@ def test_the_picture_is_whole() -> None:
     assert generations(snapshot()) == {0: 0, 1: 1, 2: 1}
 
 
-def test_what_is_too_much_is_counted() -> None:
+def test_report_counts_violations_beyond_its_bound() -> None:
     findings = Findings()
     for number in range(KEPT_EACH + 5):
         findings.add(Violation(Rule.V4, f"{number}", 0))
@@ -49,7 +49,7 @@ def test_what_is_too_much_is_counted() -> None:
     assert "5 more" in page(Report(snapshot(), findings, SEEN))
 
 
-def test_rows_that_are_not_readable_are_told_without_their_transactions() -> None:
+def test_report_counts_hidden_rows_without_their_transactions() -> None:
     stored = [
         entry((10, 0), [("a", b"1")]),
         entry((10, 1), [("a", b"2"), ("a", b"3")], txn="1_1", visibility=Visibility.ABORTED),

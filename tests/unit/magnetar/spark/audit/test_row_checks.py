@@ -44,7 +44,7 @@ def found(rows: Iterable[Row], key: str | None = "a") -> list[Rule]:
     return [each.rule for each in looked_at(row.of(key) for row in rows).violations]
 
 
-def test_rows_of_one_key() -> None:
+def test_rows_of_one_key_out_of_order_are_found() -> None:
     assert found([Row(0, 0, 1, 0), Row(0, 1, 1, 4), Row(1, 0, 1, 0, 9)]) == []
     assert found([Row(0, 0, 1, 0), Row(0, 1, 1, 4), Row(0, 2, 1, 0)]) == [Rule.V3]
     assert found([Row(0, 0, 1, 5), Row(0, 1, 1, 4)]) == [Rule.V4]
@@ -52,13 +52,13 @@ def test_rows_of_one_key() -> None:
     assert found([Row(0, 0, 1, 5), Row(0, 1, 2, 0)]) == []
 
 
-def test_rows_of_several_keys_are_in_no_order() -> None:
+def test_rows_of_different_keys_have_no_order() -> None:
     rows = [Row(0, 0, 1, 5).of("a"), Row(0, 1, 1, 4).of("b")]
     assert looked_at(rows).is_clean
 
 
 @pytest.mark.parametrize("key", ["a", None])
-def test_a_copy_is_told_once_for_each_time_it_is_there_again(key: str | None) -> None:
+def test_each_further_copy_of_a_row_is_one_violation(key: str | None) -> None:
     rows = [Row(0, 0, 1, 7), Row(0, 1, 1, 8), Row(0, 2, 1, 7), Row(0, 3, 1, 7)]
     assert found(rows, key) == [Rule.V3, Rule.V3]
     told = looked_at(row.of(key) for row in rows).violations
@@ -69,17 +69,17 @@ def test_a_copy_is_told_once_for_each_time_it_is_there_again(key: str | None) ->
     assert [each.position for each in told] == [(10, 2), (10, 3)]
 
 
-def test_rows_without_key_are_in_no_order() -> None:
+def test_keyless_rows_have_no_order() -> None:
     assert found([Row(0, 0, 1, 5), Row(0, 1, 1, 4), Row(0, 2, 1, 4, 9)], key=None) == []
 
 
-def test_equal_rows_without_key_of_two_segments_are_no_copies() -> None:
+def test_equal_keyless_rows_of_two_segments_are_no_copies() -> None:
     rows = [Row(1, 0, 1, 5), Row(2, 0, 1, 5)]
     assert found(rows, key=None) == []
     assert found(rows) == [Rule.V3]
 
 
-def test_an_empty_key_is_a_key() -> None:
+def test_empty_key_counts_as_a_key() -> None:
     rows = [Row(0, 0, 1, 5).of(""), Row(0, 1, 1, 4).of("")]
     assert [each.rule for each in looked_at(rows).violations] == [Rule.V4]
     mixed = [Row(0, 0, 1, 5, 1).of(""), Row(0, 1, 1, 5, 2).of(None), Row(0, 1, 1, 5, 2, 1).of(None)]
@@ -87,7 +87,7 @@ def test_an_empty_key_is_a_key() -> None:
 
 
 @pytest.mark.parametrize("key", ["a", None])
-def test_equal_rows_of_a_batch_whose_messages_have_no_numbers_are_not_doubles(
+def test_equal_rows_of_an_unnumbered_batch_are_no_copies(
     key: str | None,
 ) -> None:
     rows = [Row(0, 0, 1, 4, 77, index) for index in range(3)]
@@ -106,7 +106,7 @@ def watched(rows: Iterable[SuspectRow], most: list[int]) -> Iterator[SuspectRow]
 
 
 @pytest.mark.parametrize("key", ["hot", None])
-def test_a_key_that_has_all_rows_needs_no_memory(key: str | None) -> None:
+def test_check_of_one_key_runs_in_bounded_memory(key: str | None) -> None:
     """By what they are and by place they come in the same order here: nothing has to be sorted."""
     rows = (Row(0, number, number, number).of(key) for number in range(MANY))
     most = [0]

@@ -19,7 +19,7 @@ from tests.unit.magnetar.spark.audit.topic_facts import entry, snapshot
 from tests.unit.magnetar.spark.stored import batch, pieces, single
 
 
-def test_an_entry_that_is_damaged_does_not_end_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_entry_does_not_end_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [entry((10, at), [("a", b"1")], first=at) for at in range(3)]
     damaged = whole[1]._replace(data=whole[1].data[:-1] + b"?")
 
@@ -45,7 +45,7 @@ def stored(parts: Sequence[bytes]) -> list[StoredEntry]:
     ],
     ids=["a batch", "alone", "in pieces"],
 )
-def test_an_entry_without_keys_that_is_stored_twice_is_found(
+def test_keyless_entry_stored_twice_is_found(
     monkeypatch: pytest.MonkeyPatch, parts: Sequence[bytes]
 ) -> None:
     entries = stored(parts)
@@ -71,7 +71,7 @@ class Pruned:
         raise TopicNotFound("There is no segment of that name.")
 
 
-def test_a_segment_that_is_taken_meanwhile_does_not_end_the_audit(
+def test_segment_deleted_meanwhile_does_not_end_the_audit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scan, "process_client", lambda connection: Pruned())

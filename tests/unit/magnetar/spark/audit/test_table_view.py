@@ -27,23 +27,23 @@ def told(segment: SegmentState | None, seen: SeenRange) -> tuple[bool, set[str]]
     return is_comparable(MANIFEST, snapshot, {3: seen}, findings), set(findings.unchecked)
 
 
-def test_a_segment_that_is_there_whole_is_compared() -> None:
+def test_complete_segment_is_compared_with_the_table() -> None:
     assert told(SEGMENT, SEEN) == (True, set())
 
 
-def test_what_retention_took_is_not_compared_and_that_is_said() -> None:
+def test_trimmed_segment_is_reported_as_not_compared() -> None:
     why = {"the table has rows that retention has taken from the topic"}
     assert told(replace(SEGMENT, earliest=Position(5, 0)), SEEN) == (False, why)
     assert told(None, SEEN) == (False, why)
 
 
-def test_rows_that_the_scan_cannot_put_together_are_not_compared_and_that_is_said() -> None:
+def test_incomplete_rows_are_reported_as_not_compared() -> None:
     compared, why = told(SEGMENT, replace(SEEN, incomplete=1))
     assert not compared
     assert why == {"a message in pieces lies across ranges, so rows of it were not seen"}
 
 
-def test_a_scan_counts_messages_whose_first_pieces_it_has_not_seen() -> None:
+def test_scan_counts_messages_without_their_first_chunks() -> None:
     piece = MessageMetadata(
         producer_name="p",
         sequence_id=1,

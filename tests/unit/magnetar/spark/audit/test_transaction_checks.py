@@ -40,7 +40,7 @@ def broken(records: Snapshot, entries: Iterable[StoredEntry], segment_id: int = 
     return {rule for rule, count in findings.counts.items() if count}
 
 
-def test_what_is_as_it_should_be() -> None:
+def test_consistent_transactions_are_clean() -> None:
     records = snapshot(
         header(1, State.COMMITTED),
         header(2, State.ABORTED),
@@ -72,38 +72,38 @@ def test_what_is_as_it_should_be() -> None:
         (State.OPEN, Visibility.READABLE, {Rule.V2, Rule.V5}),
     ],
 )
-def test_rows_that_belie_their_header(
+def test_rows_that_contradict_their_header_are_violations(
     state: State, visibility: Visibility, rules: set[Rule]
 ) -> None:
     records = snapshot(header(1, state))
     assert broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=visibility)]) == rules
 
 
-def test_an_open_transaction_that_is_readable_and_has_its_claim() -> None:
+def test_readable_rows_of_an_open_transaction_are_a_violation() -> None:
     claimed = segment(0, claims=(Claim("1_1", 1, Position(10, -1)),))
     records = snapshot(header(1, State.OPEN), segments=[claimed])
     assert broken(records, [entry((10, 0), ROWS, txn="1_1")]) == {Rule.V2}
 
 
-def test_an_open_transaction_that_is_committed_before_its_rows_are_read() -> None:
+def test_transaction_committed_before_its_rows_are_read_is_clean() -> None:
     horizon = segment(0, horizon=Position(10, 1), claims=(Claim("1_1", 1, Position(10, 0)),))
     records = snapshot(header(1, State.OPEN), segments=[horizon])
     rows = [entry((10, 0), ROWS), entry((10, 1), ROWS, txn="1_1", first=2)]
     assert not broken(records, rows)
 
 
-def test_what_ended_after_the_cut_is_left_to_the_next_audit() -> None:
+def test_transaction_ended_after_the_cut_is_left_to_the_next_audit() -> None:
     records = snapshot(header(1, State.COMMITTED), over=())
     assert not broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=HIDDEN)])
 
 
-def test_a_committed_transaction_in_the_aborted_set() -> None:
+def test_committed_transaction_in_the_aborted_set_is_a_violation() -> None:
     marked = segment(0, aborted={"1_1": Position(10, 0)})
     records = snapshot(header(1, State.COMMITTED), segments=[marked])
     assert broken(records, [entry((10, 0), ROWS)]) == {Rule.V1}
 
 
-def test_without_header_the_aborted_set_decides() -> None:
+def test_aborted_set_decides_where_the_header_is_gone() -> None:
     marked = segment(0, aborted={"1_1": Position(10, 0)})
     records = snapshot(segments=[marked])
     assert not broken(records, [entry((10, 0), ROWS, txn="1_1", visibility=HIDDEN)])
@@ -111,12 +111,12 @@ def test_without_header_the_aborted_set_decides() -> None:
     assert broken(records, [entry((10, 0), ROWS, txn="1_1")]) == {Rule.V2}
 
 
-def test_a_claim_of_nobody() -> None:
+def test_claim_without_a_transaction_is_a_violation() -> None:
     stale = segment(0, claims=(Claim("1_9", 1, Position(10, 0)),))
     assert broken(snapshot(segments=[stale]), [entry((10, 0), ROWS)]) == {Rule.V5}
 
 
-def test_winners_are_visible_and_losers_are_not() -> None:
+def test_rows_of_winners_are_visible_and_of_losers_hidden() -> None:
     topic = segment(0).topic
     records = snapshot(
         group(7, 0, {1: {topic: tally(ROWS)}}),
@@ -138,19 +138,21 @@ def test_winners_are_visible_and_losers_are_not() -> None:
         ([("a", b"1"), ("b", b"x")], Rule.V3),
     ],
 )
-def test_rows_are_those_that_the_writer_counted(rows: list[tuple[str, bytes]], rule: Rule) -> None:
+def test_rows_that_differ_from_the_writers_count_are_a_violation(
+    rows: list[tuple[str, bytes]], rule: Rule
+) -> None:
     records = snapshot(group(7, 0, {1: {segment(0).topic: tally(ROWS)}}))
     assert broken(records, [entry((10, 0), rows, txn=attempt_id("1_7", 1))]) == {rule}
 
 
-def test_rows_that_are_not_there_at_all_and_in_a_segment_where_none_were_counted() -> None:
+def test_missing_and_uncounted_rows_are_violations() -> None:
     records = snapshot(group(7, 0, {1: {segment(0).topic: tally(ROWS)}}))
     assert broken(records, [entry((10, 0), ROWS)]) == {Rule.V1}
     elsewhere = [entry((11, 0), ROWS, txn=attempt_id("1_7", 1))]
     assert broken(records, elsewhere, segment_id=1) == {Rule.V1, Rule.V3}
 
 
-def test_rows_that_retention_took_with_their_ledger_are_not_missing() -> None:
+def test_rows_trimmed_with_their_ledger_are_not_missing() -> None:
     topic = segment(1).topic
     whole = tally([*ROWS, ("c", b"3")])
     rows = [entry((11, 0), ROWS, txn=attempt_id("1_1", 1))]
@@ -166,7 +168,7 @@ def test_rows_that_retention_took_with_their_ledger_are_not_missing() -> None:
     assert broken(twice, rows, 1) == {Rule.V3}
 
 
-def test_only_totals_were_kept() -> None:
+def test_totals_of_a_group_are_compared_where_counts_of_attempts_are_gone() -> None:
     topic = segment(0).topic
     told = tally([*ROWS, *ROWS])
     commit = Commit("q", 0, None, {1: {}, 2: {}}, {topic: told})
@@ -179,7 +181,7 @@ def test_only_totals_were_kept() -> None:
     assert broken(records, both[:1]) == {Rule.V1}
 
 
-def test_sums_do_not_depend_on_the_order() -> None:
+def test_tally_does_not_depend_on_the_order_of_rows() -> None:
     assert tally(ROWS) == tally(ROWS[::-1]) != Tally()
 
 
@@ -194,7 +196,7 @@ class CountedClaims(tuple[Claim, ...]):
 
 
 @pytest.mark.parametrize("headers", [True, False])
-def test_claims_are_gone_through_once_whatever_is_open(headers: bool) -> None:
+def test_check_reads_each_claim_once(headers: bool) -> None:
     open_now = range(1, 50)
     claims = CountedClaims(Claim(f"1_{number}", 1, Position(10, 90)) for number in open_now)
     there = [header(number, State.OPEN) for number in open_now]

@@ -77,13 +77,13 @@ MANIFEST = SegmentManifest(
 
 
 @given(MANIFESTS)
-def test_a_manifest_is_read_as_it_was_and_has_one_text(manifest: SegmentManifest) -> None:
+def test_manifest_survives_serialization(manifest: SegmentManifest) -> None:
     text = segment_text(manifest)
     assert segment_of(text) == manifest
     assert segment_text(segment_of(text)) == text
 
 
-def test_what_other_programs_find_in_a_manifest() -> None:
+def test_manifest_has_documented_fields() -> None:
     text = segment_text(MANIFEST)
     assert '"hash_sum":"18446744073709551614"' in text
     assert '"first_publish_time_ms":3' in text
@@ -94,7 +94,7 @@ def test_what_other_programs_find_in_a_manifest() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v":1}', '{"v":2}', "{"])
-def test_what_is_no_manifest_is_refused(text: str) -> None:
+def test_invalid_manifest_is_refused(text: str) -> None:
     with pytest.raises(InvalidManifest):
         segment_of(text)
 

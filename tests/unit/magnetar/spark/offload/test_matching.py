@@ -21,7 +21,7 @@ FIRST = TableFile("x", 1, "", 2, 2**64 - 1, "", "", None, None)
 FILES = [("x", FIRST), ("y", replace(FIRST, name="y", rows=3, hash_sum=2))]
 
 
-def test_what_matches_has_a_manifest() -> None:
+def test_matching_copy_has_a_manifest() -> None:
     manifest = verified_manifest(TOPIC, PART, COPIES, FILES, RAW)
     assert (manifest.rows, manifest.hash_sum) == (5, 1)
     assert [each.name for each in manifest.files] == ["x", "y"]
@@ -38,7 +38,7 @@ def test_what_matches_has_a_manifest() -> None:
         (RAW, FILES[:1], "have 2 rows"),
     ],
 )
-def test_what_does_not_match_has_none(
+def test_differing_copy_has_no_manifest(
     raw: SeenRaw, files: list[tuple[str, TableFile | None]], why: str
 ) -> None:
     with pytest.raises(OffloadFailed, match=why):

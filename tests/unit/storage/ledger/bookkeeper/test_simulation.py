@@ -24,7 +24,7 @@ def test_simulated_faults_break_no_promise_of_a_ledger(first: int) -> None:
 
 @pytest.mark.parametrize("rule", BROKEN_RULES, ids=lambda rule: rule.name)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broken_rule_is_found(rule: BrokenRule) -> None:
+def test_broken_rule_is_detected(rule: BrokenRule) -> None:
     QuorumRun(rule.seed).run()
     with rule.applied(), pytest.raises((Broken, LedgerAssertion)):
         QuorumRun(rule.seed).run()

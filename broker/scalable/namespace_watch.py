@@ -1,9 +1,8 @@
 """WATCH_SCALABLE_TOPICS: the scalable topics of a namespace, and their changes."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import google_crc32c
 import structlog
 
 from broker.policies.namespaces import Namespaces
@@ -13,6 +12,7 @@ from broker.scalable.records import decode_topic, namespace_path, topic_at
 from broker.scalable.topic_store import TopicStore, matches
 from broker.scalable.watch import TooManySessions
 from broker.topics.client_connection import ClientConnection
+from broker.topics.topic_listing import topics_hash
 from config.bounds import NAMESPACE_WATCH_COALESCE_S, SESSIONS_PER_CONNECTION
 from magnetar.protocol.names import NamespaceName, parse_namespace_name
 from magnetar.protocol.server_error import MagnetarError
@@ -21,15 +21,6 @@ from storage.metadata.store import Event, EventKind, MetadataStore, Record
 log = structlog.get_logger(__name__)
 
 Filters = Sequence[tuple[str, str]]
-
-
-def topics_hash(names: Iterable[str]) -> str:
-    """The hash of a set of names, as Pulsar's client computes it.
-
-    It is the CRC32C of the sorted names, joined by commas, as four little-endian bytes in hex.
-    """
-    checksum = google_crc32c.value(",".join(sorted(names)).encode())
-    return int(checksum).to_bytes(4, "little").hex()
 
 
 class NamespaceWatches:

@@ -23,6 +23,7 @@ from broker.topics.publish_limits import PublishLimits
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
+from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
 from config.bounds import DRAIN_TOPICS_AT_ONCE
 from config.settings import Settings
@@ -33,8 +34,6 @@ from magnetar.protocol.names import (
     SegmentName,
     TopicDomain,
     TopicName,
-    parse_ledger_path,
-    parse_topic_name,
     require_creatable,
     require_persistent,
     segment_name,
@@ -143,6 +142,7 @@ class TopicRegistry:
         self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
         self.cluster = ClusterTopics(broker, self)
+        self.listings = TopicListings(broker.metadata, ledger_key)
         self._lists = TopicLists(broker.metadata, ledger_key)
         self._context = TopicContext(
             clock=broker.clock,
@@ -249,14 +249,7 @@ class TopicRegistry:
 
     async def list_names(self, namespace: NamespaceName) -> list[str]:
         """Sorted full names of the persistent topics of a namespace; each partition is one."""
-        parent = ledger_key(f"{namespace}/{TopicDomain.PERSISTENT.value}")
-        children = await self._broker.metadata.children(parent)
-        prefix = f"{namespace}/{TopicDomain.PERSISTENT.value}/"
-        stored = {str(parse_ledger_path(prefix + child)) for child in children}
-        for whole in await self.partitioned.list(namespace):
-            count = await self.partitioned.count(parse_topic_name(whole))
-            stored.update(f"{whole}-partition-{index}" for index in range(count))
-        return sorted(stored)
+        return list((await self.listings.get(namespace)).names)
 
     async def follow(self, namespace: NamespaceName, listener: TopicListener) -> Callable[[], None]:
         """Call `listener` when any broker creates or deletes a topic of a namespace.

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import ClassVar
 
-from broker.scalable.namespace_watch import topics_hash
+from broker.topics.topic_listing import topics_hash
 from broker.wire.connection import Connection
 from broker.wire.topic_pattern import TopicPattern
 from config.bounds import TOPIC_LIST_PAUSE_S, TOPIC_LIST_WATCHERS
-from magnetar.protocol.names import TopicName, parse_namespace_name, parse_topic_name
+from magnetar.protocol.names import TopicName, parse_namespace_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandWatchTopicList,
@@ -41,8 +41,9 @@ class TopicListWatch:
         self._connection = connection
         self._watcher_id = request.watcher_id
         self._namespace = parse_namespace_name(request.namespace)
-        self._pattern = TopicPattern(without_domain(request.topics_pattern))
-        self._names: set[str] = set()
+        self._pattern_text = without_domain(request.topics_pattern)
+        self._pattern = TopicPattern(self._pattern_text)
+        self._names: frozenset[str] = frozenset()
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -57,18 +58,22 @@ class TopicListWatch:
         if self._connection.closing:
             self.close()
             return
-        listed = await topics.list_names(self._namespace)
-        self._names = {name for name in listed if self._matches(parse_topic_name(name))}
-        self._names = (self._names | self._added) - self._removed
+        listing = await topics.listings.get(self._namespace)
+        matching = await listing.matching(self._pattern_text, self._matches)
+        names, known = matching.members, matching.hash
+        if self._added - names or self._removed & names:
+            names = (names | self._added) - self._removed
+            known = topics_hash(names)
+        self._names = names
         self._added.clear()
         self._removed.clear()
         self._answered = True
-        known = topics_hash(self._names)
         answer = CommandWatchTopicListSuccess(
             request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=known
         )
         if request.topics_hash != known:
-            answer.topic.extend(sorted(self._names))
+            unchanged = names is matching.members
+            answer.topic.extend(matching.names if unchanged else sorted(names))
         self._connection.send(
             BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=answer)
         )

@@ -370,6 +370,11 @@ TXN_PAGE = 1000
 TXN_PAGE_BYTES = 16 * 1024 * 1024
 """Bytes at which a page of headers, or of transaction keys, ends early: a header may have
 TXN_GROUP_HEADER_BYTES, a key TXN_GROUP_POSITIONS_BYTES and more."""
+TXN_PARTITIONS_OF_REQUEST = 1_000
+"""Partitions that one ADD_PARTITION_TO_TXN may name."""
+TXN_JOINS_AT_ONCE = 32
+"""Partitions of one ADD_PARTITION_TO_TXN that join the transaction at the same time; a request
+with more of them is a costly one."""
 TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
 TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS

@@ -16,7 +16,7 @@ from broker.policies.namespaces import Namespaces, Policies, retention
 from broker.topics.cluster_topics import ClusterTopics, ClusterTopicsHost, LocalScalableTopics
 from broker.topics.context import TopicContext
 from broker.topics.dispatch.errors import ConsumerBusy
-from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics
+from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, PartitionWork
 from broker.topics.producer_access import ProducerBusy
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
@@ -141,6 +141,7 @@ class TopicRegistry:
         self._closed = False
         self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
+        self.partition_work = PartitionWork()
         self.cluster = ClusterTopics(broker, self)
         self.listings = TopicListings(broker.metadata, ledger_key)
         self._lists = TopicLists(broker.metadata, ledger_key)
@@ -564,14 +565,16 @@ class TopicRegistry:
             raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
         partitions = [name.partition(index) for index in range(count)]
         if not force:
-            for partition in partitions:
-                await self._require_unused_anywhere(partition)
+            await self.partition_work.run(partitions, self._require_unused_anywhere)
         await self.partitioned.delete(name)
-        for partition in partitions:
+
+        async def delete(partition: TopicName) -> None:
             try:
                 await self._delete_anywhere(partition, force=force)
             except TopicNotFound:
-                continue
+                return
+
+        await self.partition_work.run(partitions, delete)
         await self._forget_schemas(name)
 
     async def _require_unused_anywhere(self, name: TopicName) -> None:

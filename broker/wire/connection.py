@@ -21,6 +21,7 @@ from config.bounds import (
     CONNECTION_WRITE_HIGH_WATER,
     CONNECTION_WRITE_LIMIT,
     COSTLY_REQUESTS_WAITING,
+    DECODED_FRAMES,
     ECHO_WAIT_S,
     HANDSHAKE_TIMEOUT_S,
     LIVENESS_CHECK_S,
@@ -176,7 +177,7 @@ class Connection(asyncio.Protocol):
             self._forward(data)
             return
         try:
-            frames: Sequence[Received] = self._decoder.feed(data)
+            frames: Sequence[Received] = self._decoder.feed(data, DECODED_FRAMES)
         except FrameError as error:
             frames = error.frames_before
             self._frame_error = error
@@ -184,6 +185,8 @@ class Connection(asyncio.Protocol):
             self._held.extend(frames)
         else:
             self._serve(frames)
+        if self._decoder.has_more and not self._held:
+            self._leave_for_next_turn(())
         if self._frame_error is not None and not self._held and not self.closing:
             self._close_for_violation(self._frame_error)
 
@@ -418,12 +421,24 @@ class Connection(asyncio.Protocol):
         self._serve(held)
         if self.paused or self.closing or self._held:
             return
+        if self._decoder.has_more:
+            self._decode_more()
+            return
         if self._frame_error is not None:
             self._close_for_violation(self._frame_error)
             return
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
+
+    def _decode_more(self) -> None:
+        """Decode frames that came before, and serve them in the next turn of the loop."""
+        try:
+            frames: Sequence[Received] = self._decoder.feed(b"", DECODED_FRAMES)
+        except FrameError as error:
+            frames = error.frames_before
+            self._frame_error = error
+        self._leave_for_next_turn(frames)
 
     def _serve(self, frames: Sequence[Received]) -> None:
         handlers = self._handlers

@@ -10,6 +10,7 @@ on arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEnt
 the entry; it is returned separately.
 """
 
+import sys
 from struct import Struct
 from typing import Final
 
@@ -101,8 +102,13 @@ class FrameDecoder:
         """The bytes of an incomplete frame."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Received]:
-        """Decode bytes; returns the frames that they complete, in order.
+    @property
+    def has_more(self) -> bool:
+        """Whether the last `feed` stopped at its `max_frames`: feed again, if need be nothing."""
+        return bool(self._buffer) and not self._needed
+
+    def feed(self, data: bytes, max_frames: int = sys.maxsize) -> list[Received]:
+        """Decode bytes; returns the frames that they complete, in order, at most `max_frames`.
 
         Raises a `FrameError` for the first bad frame, with the frames before it in `frames_before`;
         every later call raises the error again, without these.
@@ -118,7 +124,7 @@ class FrameDecoder:
         frames: list[Received] = []
         failure: FrameError | None = None
         try:
-            self._split(data, frames)
+            self._split(data, frames, max_frames)
         except FrameError as error:
             # A new error, as the traceback, which callers may keep, would keep all parsed objects.
             failure = type(error)(*error.args)
@@ -129,7 +135,7 @@ class FrameDecoder:
             raise failure
         return frames
 
-    def _split(self, data: bytes, frames: list[Received]) -> None:
+    def _split(self, data: bytes, frames: list[Received], max_frames: int) -> None:
         """Append the complete frames of `data`; keep the rest, and note how much completes it."""
         position = 0
         available = len(data)
@@ -137,6 +143,9 @@ class FrameDecoder:
         needed = 4
         unpack_sizes = _SIZES.unpack_from
         while available - position >= 4:
+            if len(frames) >= max_frames:
+                needed = 0
+                break
             if available - position >= _HEADER:
                 total, command_size = unpack_sizes(data, position)
             else:

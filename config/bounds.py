@@ -148,7 +148,7 @@ MAX_SCHEMA_VERSIONS = 1000
 """Versions in the schema history of one topic."""
 MAX_AVRO_SCHEMA_BYTES = 128 * 1024
 """Largest AVRO or JSON schema that is parsed."""
-MAX_SCHEMA_DEPTH = 50
+MAX_SCHEMA_DEPTH = 100
 """Deepest nesting of types in an AVRO or JSON schema."""
 MAX_SCHEMA_COMPARISONS = 20_000
 """Pairs of types that one comparison of two AVRO or JSON schemas may need: some 100 ms."""

@@ -3,20 +3,24 @@
 A version is a record at `/schemas/<schema id>/<20 digits>`, created once and never changed.
 """
 
+import asyncio
 import base64
 import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from broker.policies.schema_compatibility import (
+    CheckPart,
     CompatibilityStrategy,
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
-    check_reader,
-    check_successor,
+    reader_parts,
+    successor_parts,
 )
-from config.bounds import MAX_SCHEMA_VERSIONS, RECORD_CHANGE_TRIES
+from config.bounds import MAX_SCHEMA_VERSIONS, RECORD_CHANGE_TRIES, SMALL_SCHEMA_BYTES
 from magnetar.protocol.pulsar_pb2 import Schema
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.clock import Clock
@@ -85,6 +89,8 @@ class SchemaRegistry:
     def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
+        # One thread, so that checks never take more than a part of the interpreter's time.
+        self._checker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schema-check")
 
     async def history(self, schema_id: str) -> list[SchemaVersion]:
         """All versions since the last deletion, oldest first."""
@@ -117,7 +123,8 @@ class SchemaRegistry:
             for known in alive:
                 if known.definition.same_as(definition):
                     return known.version
-            check_successor(definition, [known.definition for known in alive], strategy)
+            known_definitions = [known.definition for known in alive]
+            await self._check(successor_parts(definition, known_definitions, strategy))
             if len(entries) >= MAX_SCHEMA_VERSIONS:
                 raise IncompatibleSchema(
                     f"The topic {schema_id} has {len(entries)} schema versions, the most there may "
@@ -128,6 +135,24 @@ class SchemaRegistry:
             if await self._store(schema_id, version, definition):
                 return version
         raise VersionConflict(f"The schemas of {schema_id} change all the time: try again.")
+
+    async def check_successor(
+        self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
+    ) -> None:
+        """Require that a schema may be added to the history.  Raises `IncompatibleSchema`."""
+        known = [entry.definition for entry in await self.history(schema_id)]
+        await self._check(successor_parts(definition, known, strategy))
+
+    async def _check(self, parts: Iterable[CheckPart]) -> None:
+        """Run the parts of a check, each in a turn of the loop; large ones off the loop."""
+        loop = asyncio.get_running_loop()
+        for part in parts:
+            if part.parsed_bytes <= SMALL_SCHEMA_BYTES:
+                part.run()
+                if part.parsed_bytes:
+                    await asyncio.sleep(0)
+            else:
+                await loop.run_in_executor(self._checker, part.run)
 
     async def check_consumer(
         self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
@@ -140,7 +165,8 @@ class SchemaRegistry:
             return
         alive = await self.history(schema_id)
         if alive:
-            check_reader(definition, [known.definition for known in alive], strategy)
+            known_definitions = [known.definition for known in alive]
+            await self._check(reader_parts(definition, known_definitions, strategy))
         else:
             await self.add(schema_id, definition, strategy)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from broker.policies.schema_compatibility import (
+    AVRO_DEFINED,
     CheckPart,
     CompatibilityStrategy,
     IncompatibleSchema,
@@ -78,6 +79,11 @@ def definition_to_wire(definition: SchemaDefinition) -> Schema:
     for key, value in definition.properties.items():
         schema.properties.add(key=key, value=value)
     return schema
+
+
+def is_large(definition: SchemaDefinition) -> bool:
+    """Whether a check of the schema takes so long that it is done off the loop."""
+    return definition.kind in AVRO_DEFINED and len(definition.data) > SMALL_SCHEMA_BYTES
 
 
 class SchemaRegistry:

@@ -68,7 +68,7 @@ class TopicListing:
         known = self._of_patterns.get(pattern)
         if known is None:
             found: list[str] = []
-            for part in _parts(self.names):
+            for part in parts_of(self.names):
                 found += [name for name in part if matches(parse_topic_name(name))]
                 await asyncio.sleep(0)
             names = tuple(found)
@@ -169,7 +169,7 @@ class TopicListings:
 async def _names(namespace: NamespaceName, prefix: str, stored: _Stored) -> set[str]:
     """The full names of topics, in parts; each partition is one."""
     names: set[str] = set()
-    for part in _parts(stored.ledgers):
+    for part in parts_of(stored.ledgers):
         names.update(str(parse_ledger_path(f"{prefix}/{child}")) for child in part)
         await asyncio.sleep(0)
     for encoded, value in stored.partitioned:
@@ -178,13 +178,14 @@ async def _names(namespace: NamespaceName, prefix: str, stored: _Stored) -> set[
         whole = TopicName(
             TopicDomain.PERSISTENT, namespace.tenant, namespace.namespace, decode_name(encoded)
         )
-        for part in _parts(range(count if isinstance(count, int) else 0)):
+        for part in parts_of(range(count if isinstance(count, int) else 0)):
             names.update(f"{whole}-partition-{index}" for index in part)
             await asyncio.sleep(0)
     return names
 
 
-def _parts(items: Sequence[T]) -> Iterable[Sequence[T]]:
+def parts_of(items: Sequence[T]) -> Iterable[Sequence[T]]:
+    """The items, TOPIC_LISTING_PART at a time."""
     return (
         items[first : first + TOPIC_LISTING_PART]
         for first in range(0, len(items), TOPIC_LISTING_PART)

@@ -4,7 +4,7 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Protocol, cast
 
@@ -282,6 +282,10 @@ class Connection(asyncio.Protocol):
             yield
         finally:
             requests.finished(self)
+
+    def costly_if(self, condition: bool) -> AbstractAsyncContextManager[None]:
+        """`costly` if the condition holds; else the block runs at once."""
+        return self.costly() if condition else nullcontext()
 
     # Ids
 

@@ -5,7 +5,7 @@ A listing is made in parts of `TOPIC_LISTING_PART` names, between which the loop
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -49,6 +49,15 @@ class MatchingTopics:
     names: tuple[str, ...]
     hash: str
     members: frozenset[str]
+
+    def with_changes(self, added: Set[str], removed: Set[str]) -> "MatchingTopics":
+        """The names with some added and some removed."""
+        kept = [name for name in self.names if name not in removed]
+        names = tuple(sorted([*kept, *(added - self.members)]))
+        return MatchingTopics(names, _hash_of_sorted(names), frozenset(names))
+
+
+NO_MATCHING_TOPICS = MatchingTopics((), topics_hash(()), frozenset())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +123,9 @@ class _Namespace:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+_Change = tuple[MatchingTopics, frozenset[str], frozenset[str]]
+
+
 class TopicListings:
     """Reads the topics of namespaces, and keeps the last listings.
 
@@ -128,6 +140,20 @@ class TopicListings:
         self._ledgers_of = ledgers_of
         self._namespaces: dict[NamespaceName, _Namespace] = {}
         self._reads = 0
+        self._changed: dict[_Change, MatchingTopics] = {}
+
+    def changed(
+        self, topics: MatchingTopics, added: frozenset[str], removed: frozenset[str]
+    ) -> MatchingTopics:
+        """The names after a change; those who had the same ones share the new ones."""
+        change = topics, added, removed
+        known = self._changed.get(change)
+        if known is None:
+            known = topics.with_changes(added, removed)
+            if len(self._changed) >= TOPIC_LISTING_PATTERNS:
+                del self._changed[next(iter(self._changed))]
+            self._changed[change] = known
+        return known
 
     def arrival(self) -> int:
         """A number for `get`: reads that begin from now on have higher ones."""
@@ -178,8 +204,8 @@ async def _names(namespace: NamespaceName, prefix: str, stored: _Stored) -> set[
         whole = TopicName(
             TopicDomain.PERSISTENT, namespace.tenant, namespace.namespace, decode_name(encoded)
         )
-        for part in parts_of(range(count if isinstance(count, int) else 0)):
-            names.update(f"{whole}-partition-{index}" for index in part)
+        for indexes in parts_of(range(count if isinstance(count, int) else 0)):
+            names.update(f"{whole}-partition-{index}" for index in indexes)
             await asyncio.sleep(0)
     return names
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import ClassVar
 
-from broker.topics.topic_listing import topics_hash
+from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics
 from broker.wire.connection import Connection
 from broker.wire.topic_pattern import TopicPattern
 from config.bounds import TOPIC_LIST_PAUSE_S, TOPIC_LIST_WATCHERS
@@ -43,10 +43,11 @@ class TopicListWatch:
         self._namespace = parse_namespace_name(request.namespace)
         self._pattern_text = without_domain(request.topics_pattern)
         self._pattern = TopicPattern(self._pattern_text)
-        self._names: frozenset[str] = frozenset()
+        self._known = NO_MATCHING_TOPICS
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Future[None] | None = None
         self._answered = False
         self._forget: list[Callable[[], None]] = []
 
@@ -60,20 +61,16 @@ class TopicListWatch:
             return
         listing = await topics.listings.get(self._namespace)
         matching = await listing.matching(self._pattern_text, self._matches)
-        names, known = matching.members, matching.hash
-        if self._added - names or self._removed & names:
-            names = (names | self._added) - self._removed
-            known = topics_hash(names)
-        self._names = names
-        self._added.clear()
-        self._removed.clear()
+        added, removed = self._take_changes(matching)
+        if added or removed:
+            matching = topics.listings.changed(matching, added, removed)
+        self._known = matching
         self._answered = True
         answer = CommandWatchTopicListSuccess(
-            request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=known
+            request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=matching.hash
         )
-        if request.topics_hash != known:
-            unchanged = names is matching.members
-            answer.topic.extend(matching.names if unchanged else sorted(names))
+        if request.topics_hash != matching.hash:
+            answer.topic.extend(matching.names)
         self._connection.send(
             BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=answer)
         )
@@ -85,6 +82,8 @@ class TopicListWatch:
         self._forget.clear()
         if self._timer is not None:
             self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
 
     def _matches(self, name: TopicName) -> bool:
         whole = without_domain(str(name.partitioned))
@@ -98,28 +97,39 @@ class TopicListWatch:
         gone.discard(str(name))
         if self._answered and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._send_changes)
+            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._begin_sending)
 
-    def _send_changes(self) -> None:
-        self._timer = None
-        added = self._added - self._names
-        removed = self._removed & self._names
+    def _take_changes(self, known: MatchingTopics) -> tuple[frozenset[str], frozenset[str]]:
+        """The names that were added to and removed from `known` since the last call."""
+        added = frozenset(self._added - known.members)
+        removed = frozenset(self._removed & known.members)
         self._added.clear()
         self._removed.clear()
-        if not added and not removed:
-            return
-        self._names = (self._names | added) - removed
-        self._connection.send(
-            BaseCommand(
-                type=BaseCommand.WATCH_TOPIC_UPDATE,
-                watch_topic_update=CommandWatchTopicUpdate(
-                    watcher_id=self._watcher_id,
-                    new_topics=sorted(added),
-                    deleted_topics=sorted(removed),
-                    topics_hash=topics_hash(self._names),
-                ),
+        return added, removed
+
+    def _begin_sending(self) -> None:
+        self._sending = asyncio.ensure_future(self._send_changes())
+
+    async def _send_changes(self) -> None:
+        # In a turn of the connection: many watches have much to work out at each change.
+        async with self._connection.costly():
+            self._timer = None
+            added, removed = self._take_changes(self._known)
+            if not added and not removed:
+                return
+            listings = self._connection.broker.topics.listings
+            self._known = listings.changed(self._known, added, removed)
+            self._connection.send(
+                BaseCommand(
+                    type=BaseCommand.WATCH_TOPIC_UPDATE,
+                    watch_topic_update=CommandWatchTopicUpdate(
+                        watcher_id=self._watcher_id,
+                        new_topics=sorted(added),
+                        deleted_topics=sorted(removed),
+                        topics_hash=self._known.hash,
+                    ),
+                )
             )
-        )
 
 
 def require_watch_capacity(connection: Connection, watcher_id: int) -> None:

@@ -4,11 +4,12 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import cast
 
 import pytest
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 from avro.errors import AvroException
-from avro.schema import Schema, make_avsc_object
+from avro.schema import RecordSchema, Schema, UnionSchema, make_avsc_object
 
 from broker.policies.avro_compatibility import SchemaTooComplex, mismatches
 from broker.policies.schema_compatibility import (
@@ -116,9 +117,10 @@ def changed(rng: random.Random, definition: object) -> object:
 
 def with_other_name(writer: Schema, reader: Schema) -> Schema:
     """The outer record may change its name: the reference needs an alias for that."""
-    if reader.type == writer.type == "record":
-        reader.props.setdefault("aliases", [])
-        reader.props["aliases"] = [*reader.props["aliases"], writer.fullname]
+    if isinstance(reader, RecordSchema) and isinstance(writer, RecordSchema):
+        aliases = reader.props.get("aliases")
+        known = aliases if isinstance(aliases, list) else []
+        reader.props["aliases"] = [*known, writer.fullname]
     return writer
 
 
@@ -155,7 +157,8 @@ def test_comparisons_above_the_bound_are_refused() -> None:
 
 
 def test_chain_of_references_is_refused_before_it_exhausts_the_stack() -> None:
-    reader, writer = (make_avsc_object(chain(2_000)).schemas[-1] for _ in range(2))
+    unions = [cast("UnionSchema", make_avsc_object(chain(2_000))) for _ in range(2)]
+    reader, writer = (each.schemas[-1] for each in unions)
     with pytest.raises(SchemaTooComplex, match="nested deeper"):
         mismatches(reader, writer)
 

@@ -19,7 +19,7 @@ from config.bounds import (
     TXN_PARTITIONS_OF_REQUEST,
 )
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.frames import FrameDecoder, encode_command
+from magnetar.protocol.frames import Frame, FrameDecoder, encode_command
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from magnetar.protocol.txn_id import TxnId
 from tests.support.bounds import set_bound
@@ -69,6 +69,7 @@ def answers_in_order(client: RawClient) -> list[int]:
 
     def data_received(data: bytes) -> None:
         for frame in decoder.feed(data):
+            assert isinstance(frame, Frame)
             if frame.command.type == Kind.GET_TOPICS_OF_NAMESPACE_RESPONSE:
                 found.append(frame.command.get_topics_of_namespace_response.request_id)
             else:

@@ -23,8 +23,8 @@ TURN_S = 0.005
 are served."""
 TURN_FRAMES = 32
 """Frames of one connection between two measurements of that time."""
-DECODED_FRAMES = 512
-"""Frames of one connection that are decoded in one turn of the loop."""
+DECODED_COMMANDS = 128
+"""Commands of one connection, SENDs aside, that are decoded in one turn of the loop."""
 COSTLY_REQUESTS_AT_ONCE = 4
 """Costly requests (listings of topics, large schemas, many partitions) of all connections in
 progress; each connection has one."""

@@ -21,7 +21,7 @@ from config.bounds import (
     CONNECTION_WRITE_HIGH_WATER,
     CONNECTION_WRITE_LIMIT,
     COSTLY_REQUESTS_WAITING,
-    DECODED_FRAMES,
+    DECODED_COMMANDS,
     ECHO_WAIT_S,
     HANDSHAKE_TIMEOUT_S,
     LIVENESS_CHECK_S,
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             self._forward(data)
             return
         try:
-            frames: Sequence[Received] = self._decoder.feed(data, DECODED_FRAMES)
+            frames: Sequence[Received] = self._decoder.feed(data, DECODED_COMMANDS)
         except FrameError as error:
             frames = error.frames_before
             self._frame_error = error
@@ -438,7 +438,7 @@ class Connection(asyncio.Protocol):
     def _decode_more(self) -> None:
         """Decode frames that came before, and serve them in the next turn of the loop."""
         try:
-            frames: Sequence[Received] = self._decoder.feed(b"", DECODED_FRAMES)
+            frames: Sequence[Received] = self._decoder.feed(b"", DECODED_COMMANDS)
         except FrameError as error:
             frames = error.frames_before
             self._frame_error = error

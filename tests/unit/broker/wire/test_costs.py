@@ -126,14 +126,24 @@ async def test_connection_above_its_time_lets_others_be_served_in_between(
     assert max(served.values()) <= 20
 
 
-async def test_few_frames_are_decoded_in_one_turn(
+async def test_few_commands_are_decoded_in_one_turn(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_bound(monkeypatch, "DECODED_FRAMES", 10)
+    set_bound(monkeypatch, "DECODED_COMMANDS", 10)
     client = await connect()
-    client.write(encode_command(basecommand(Kind.PING, pb.CommandPing())) * 500)
-    pongs = [client.ping() for _ in range(500)]
-    await asyncio.gather(*pongs)
+    pings = [client.ping() for _ in range(500)]
+    await asyncio.gather(*pings)
+
+
+def test_decoder_stops_at_the_most_commands_and_goes_on_without_bytes() -> None:
+    ping = encode_command(basecommand(Kind.PING, pb.CommandPing()))
+    decoder = FrameDecoder(1024)
+    sizes = [len(decoder.feed(ping * 25 + ping[:3], 10))]
+    while decoder.has_more:
+        sizes.append(len(decoder.feed(b"", 10)))
+    assert sizes == [10, 10, 5]
+    assert decoder.buffered_size == 3
+    assert len(decoder.feed(ping[3:], 10)) == 1
 
 
 async def test_answers_of_costly_requests_keep_their_order(

@@ -374,7 +374,7 @@ TXN_PAGE_BYTES = 16 * 1024 * 1024
 TXN_GROUP_HEADER_BYTES, a key TXN_GROUP_POSITIONS_BYTES and more."""
 TXN_PARTITIONS_OF_REQUEST = 1_000
 """Partitions that one ADD_PARTITION_TO_TXN may name."""
-TXN_JOINS_AT_ONCE = 32
+TXN_JOINS_AT_ONCE = 64
 """Partitions of one ADD_PARTITION_TO_TXN that join the transaction at the same time; a request
 with more of them is a costly one."""
 TXN_SLICE_POSITIONS = 256

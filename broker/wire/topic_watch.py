@@ -43,7 +43,8 @@ class TopicListWatch:
         self._namespace = parse_namespace_name(request.namespace)
         self._pattern_text = without_domain(request.topics_pattern)
         self._pattern = TopicPattern(self._pattern_text)
-        self._known = NO_MATCHING_TOPICS
+        self.known = NO_MATCHING_TOPICS
+        """The names that the client was sent."""
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -59,12 +60,18 @@ class TopicListWatch:
         if self._connection.closing:
             self.close()
             return
-        listing = await topics.listings.get(self._namespace)
+        # Not before: to follow may take until the metadata store answers.
+        async with self._connection.costly():
+            await self._answer(request)
+
+    async def _answer(self, request: CommandWatchTopicList) -> None:
+        listings = self._connection.broker.topics.listings
+        listing = await listings.get(self._namespace)
         matching = await listing.matching(self._pattern_text, self._matches)
         added, removed = self._take_changes(matching)
         if added or removed:
-            matching = topics.listings.changed(matching, added, removed)
-        self._known = matching
+            matching = listings.changed(matching, added, removed)
+        self.known = matching
         self._answered = True
         answer = CommandWatchTopicListSuccess(
             request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=matching.hash
@@ -114,11 +121,11 @@ class TopicListWatch:
         # In a turn of the connection: many watches have much to work out at each change.
         async with self._connection.costly():
             self._timer = None
-            added, removed = self._take_changes(self._known)
+            added, removed = self._take_changes(self.known)
             if not added and not removed:
                 return
             listings = self._connection.broker.topics.listings
-            self._known = listings.changed(self._known, added, removed)
+            self.known = listings.changed(self.known, added, removed)
             self._connection.send(
                 BaseCommand(
                     type=BaseCommand.WATCH_TOPIC_UPDATE,
@@ -126,7 +133,7 @@ class TopicListWatch:
                         watcher_id=self._watcher_id,
                         new_topics=sorted(added),
                         deleted_topics=sorted(removed),
-                        topics_hash=self._known.hash,
+                        topics_hash=self.known.hash,
                     ),
                 )
             )

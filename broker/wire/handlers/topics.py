@@ -75,8 +75,7 @@ async def watch_topic_list(
     watch = TopicListWatch(connection, request)
     connection.topic_watches[request.watcher_id] = watch
     try:
-        async with connection.costly():
-            await watch.start(request)
+        await watch.start(request)
     except BaseException:
         watch.close()
         connection.topic_watches.pop(request.watcher_id, None)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import cast
 
 import pytest
 
@@ -12,7 +13,9 @@ from broker.topics import topic_listing
 from broker.wire.connection import Connection
 from broker.wire.handlers.produce import send
 from broker.wire.server import BinaryServer
+from broker.wire.topic_watch import TopicListWatch
 from config.bounds import (
+    COSTLY_REQUESTS_AT_ONCE,
     COSTLY_REQUESTS_WAITING,
     MAX_AVRO_SCHEMA_BYTES,
     TXN_JOINS_AT_ONCE,
@@ -237,6 +240,45 @@ async def test_connection_with_many_waiting_requests_is_not_read(
         await asyncio.sleep(0.1)
         assert broker.costly_requests.waiting(connection) == waiting
     await until(lambda: not connection.paused)
+
+
+async def test_watch_that_waits_for_the_store_keeps_nobody_waiting(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[NamespaceName] = []
+
+    async def follow(namespace: NamespaceName, listener: object) -> None:
+        begun.append(namespace)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(broker.topics, "follow", follow)
+    for number in range(2 * COSTLY_REQUESTS_AT_ONCE):
+        client = await connect()
+        watch = pb.CommandWatchTopicList(
+            request_id=number, watcher_id=1, namespace=NAMESPACE, topics_pattern=".*"
+        )
+        client.send(Kind.WATCH_TOPIC_LIST, watch)
+    await until(lambda: len(begun) == 2 * COSTLY_REQUESTS_AT_ONCE)
+    other = await connect()
+    await other.request(Kind.GET_TOPICS_OF_NAMESPACE, listing(0).get_topics_of_namespace)
+
+
+async def test_watches_of_one_pattern_share_their_names(broker: Broker, connect: Connect) -> None:
+    client = await connect()
+    pattern = f"persistent://{NAMESPACE}/t.*"
+    for number in range(2):
+        watch = pb.CommandWatchTopicList(
+            watcher_id=number, namespace=NAMESPACE, topics_pattern=pattern
+        )
+        await client.request(Kind.WATCH_TOPIC_LIST, watch)
+    await client.create_producer(f"persistent://{NAMESPACE}/t1")
+    for _ in range(2):
+        event = await client.wait(asyncio.ensure_future(client.events.get()))
+        assert event.watch_topic_update.new_topics == [f"persistent://{NAMESPACE}/t1"]
+    (connection,) = broker.connections
+    first, second = (cast("TopicListWatch", each) for each in connection.topic_watches.values())
+    assert first.known is second.known
+    assert first.known.names == (f"persistent://{NAMESPACE}/t1",)
 
 
 async def test_partitions_of_a_request_are_bounded_and_join_in_parts(

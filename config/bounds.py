@@ -146,6 +146,10 @@ RECORD_CHANGE_TRIES = 20
 """Compare-and-set rounds before a change of a record gives up."""
 MAX_SCHEMA_VERSIONS = 1000
 """Versions in the schema history of one topic."""
+MAX_SCHEMA_HISTORY_BYTES = 8 * 1024 * 1024
+"""Definitions in the schema history of one topic, all of which are read for each new schema."""
+SCHEMA_DECODE_BYTES = 256 * 1024
+"""Bytes of records of a history that are decoded in one turn of the loop."""
 MAX_AVRO_SCHEMA_BYTES = 128 * 1024
 """Largest AVRO or JSON schema that is parsed."""
 MAX_SCHEMA_DEPTH = 100

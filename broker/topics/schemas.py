@@ -6,7 +6,7 @@ A version is a record at `/schemas/<schema id>/<20 digits>`, created once and ne
 import asyncio
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -21,7 +21,13 @@ from broker.policies.schema_compatibility import (
     reader_parts,
     successor_parts,
 )
-from config.bounds import MAX_SCHEMA_VERSIONS, RECORD_CHANGE_TRIES, SMALL_SCHEMA_BYTES
+from config.bounds import (
+    MAX_SCHEMA_HISTORY_BYTES,
+    MAX_SCHEMA_VERSIONS,
+    RECORD_CHANGE_TRIES,
+    SCHEMA_DECODE_BYTES,
+    SMALL_SCHEMA_BYTES,
+)
 from magnetar.protocol.pulsar_pb2 import Schema
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.clock import Clock
@@ -130,12 +136,8 @@ class SchemaRegistry:
                 if known.definition.same_as(definition):
                     return known.version
             known_definitions = [known.definition for known in alive]
-            await self._check(successor_parts(definition, known_definitions, strategy))
-            if len(entries) >= MAX_SCHEMA_VERSIONS:
-                raise IncompatibleSchema(
-                    f"The topic {schema_id} has {len(entries)} schema versions, the most there may "
-                    "be: use one of them."
-                )
+            await self.run_check(successor_parts(definition, known_definitions, strategy))
+            _require_capacity(schema_id, entries, definition)
             version = entries[-1].version + 1 if entries else 0
             # Another writer may have taken the number: then read again and decide anew.
             if await self._store(schema_id, version, definition):
@@ -147,10 +149,13 @@ class SchemaRegistry:
     ) -> None:
         """Require that a schema may be added to the history.  Raises `IncompatibleSchema`."""
         known = [entry.definition for entry in await self.history(schema_id)]
-        await self._check(successor_parts(definition, known, strategy))
+        await self.run_check(successor_parts(definition, known, strategy))
 
-    async def _check(self, parts: Iterable[CheckPart]) -> None:
-        """Run the parts of a check, each in a turn of the loop; large ones off the loop."""
+    async def run_check(self, parts: Iterable[CheckPart]) -> None:
+        """Run the parts of a check, each in a turn of the loop; large ones off the loop.
+
+        Raises `IncompatibleSchema`.
+        """
         loop = asyncio.get_running_loop()
         for part in parts:
             if part.parsed_bytes <= SMALL_SCHEMA_BYTES:
@@ -172,7 +177,7 @@ class SchemaRegistry:
         alive = await self.history(schema_id)
         if alive:
             known_definitions = [known.definition for known in alive]
-            await self._check(reader_parts(definition, known_definitions, strategy))
+            await self.run_check(reader_parts(definition, known_definitions, strategy))
         else:
             await self.add(schema_id, definition, strategy)
 
@@ -192,7 +197,15 @@ class SchemaRegistry:
 
     async def _all(self, schema_id: str) -> list[SchemaVersion | Tombstone]:
         lo, hi = children_range(f"{ROOT}/{schema_id}")
-        return [_decode(record) for record in await self._metadata.scan(lo, hi)]
+        entries: list[SchemaVersion | Tombstone] = []
+        decoded_bytes = 0
+        for record in await self._metadata.scan(lo, hi):
+            entries.append(_decode(record))
+            decoded_bytes += len(record.value)
+            if decoded_bytes >= SCHEMA_DECODE_BYTES:
+                decoded_bytes = 0
+                await asyncio.sleep(0)
+        return entries
 
     async def _store(
         self, schema_id: str, version: int, definition: SchemaDefinition | None
@@ -203,6 +216,24 @@ class SchemaRegistry:
         except VersionConflict:
             return False
         return True
+
+
+def _require_capacity(
+    schema_id: str, entries: Sequence[SchemaVersion | Tombstone], new: SchemaDefinition
+) -> None:
+    """Raise `IncompatibleSchema` if the history has no space for one more version."""
+    if len(entries) >= MAX_SCHEMA_VERSIONS:
+        raise IncompatibleSchema(
+            f"The topic {schema_id} has {len(entries)} schema versions, the most there may be: use "
+            "one of them."
+        )
+    size = sum(len(each.definition.data) for each in entries if isinstance(each, SchemaVersion))
+    if size + len(new.data) > MAX_SCHEMA_HISTORY_BYTES:
+        raise IncompatibleSchema(
+            f"The schema versions of {schema_id} have {size} bytes, and with this one they would "
+            f"have more than {MAX_SCHEMA_HISTORY_BYTES}: use one of them, or delete the history "
+            "with ?force=true."
+        )
 
 
 def _alive(entries: list[SchemaVersion | Tombstone]) -> list[SchemaVersion]:

@@ -276,8 +276,9 @@ class Connection(asyncio.Protocol):
             else:
                 requests.withdraw(self, start)
             raise
-        if requests.waiting(self) < COSTLY_REQUESTS_WAITING // 2:
-            self.resume_reading(_COSTLY)
+        finally:
+            if requests.waiting(self) < COSTLY_REQUESTS_WAITING // 2:
+                self.resume_reading(_COSTLY)
         try:
             yield
         finally:

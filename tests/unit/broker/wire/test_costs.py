@@ -242,6 +242,25 @@ async def test_connection_with_many_waiting_requests_is_not_read(
     await until(lambda: not connection.paused)
 
 
+async def test_connection_is_read_again_when_waiting_requests_are_cancelled(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    (connection,) = broker.connections
+
+    async def request() -> None:
+        async with connection.costly():
+            pass
+
+    async with connection.costly():
+        waiting = [asyncio.ensure_future(request()) for _ in range(COSTLY_REQUESTS_WAITING)]
+        await until(lambda: "costly requests" in connection.paused)
+        for each in waiting:
+            each.cancel()
+        await client.ping()
+    assert broker.costly_requests.waiting(connection) == 0
+
+
 async def test_watch_that_waits_for_the_store_keeps_nobody_waiting(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

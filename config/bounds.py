@@ -18,6 +18,19 @@ CONNECTION_INFLIGHT_BYTES = 32 * 1024 * 1024
 """Published bytes of one connection that are not durable; above it the connection is not read."""
 CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
+TURN_S = 0.005
+"""How long the handlers of one connection may run in one turn of the loop; then other connections
+are served."""
+TURN_FRAMES = 32
+"""Frames of one connection between two measurements of that time."""
+DECODED_COMMANDS = 128
+"""Commands of one connection, SENDs aside, that are decoded in one turn of the loop."""
+COSTLY_REQUESTS_AT_ONCE = 4
+"""Costly requests (listings of topics, large schemas, many partitions) of all connections in
+progress; each connection has one."""
+COSTLY_REQUESTS_WAITING = 100
+"""Costly requests of one connection that wait for their turn; above it the connection is not
+read."""
 HANDSHAKE_TIMEOUT_S = 10
 RELAY_KEEP_ALIVE_S = 30
 """How often the relay of an ordered consumer asks whether the leader still answers."""
@@ -69,6 +82,14 @@ SEQUENCE_READS_AT_ONCE = 32
 """Reads of last messages that a seal makes at the same time, for their publish times."""
 MAX_PARTITIONS = 10_000
 """Partitions of one topic."""
+PARTITIONS_AT_ONCE = 32
+"""Partitions that all requests together create, delete or ask for at the same time."""
+TOPIC_LISTING_PART = 200
+"""Topic names that are handled in one turn of the loop while the listing of a namespace is made."""
+TOPIC_LISTINGS_KEPT = 8
+"""Listings of namespaces in memory, for the next request."""
+TOPIC_LISTING_PATTERNS = 32
+"""Patterns of which the matching names are kept with a listing."""
 MAX_TOPIC_PROPERTIES_BYTES = 16 * 1024
 """Properties that one request gives to a regular topic, as JSON."""
 MAX_PATTERN_CHARACTERS = 100
@@ -125,6 +146,18 @@ RECORD_CHANGE_TRIES = 20
 """Compare-and-set rounds before a change of a record gives up."""
 MAX_SCHEMA_VERSIONS = 1000
 """Versions in the schema history of one topic."""
+MAX_SCHEMA_HISTORY_BYTES = 8 * 1024 * 1024
+"""Definitions in the schema history of one topic, all of which are read for each new schema."""
+SCHEMA_DECODE_BYTES = 256 * 1024
+"""Bytes of records of a history that are decoded in one turn of the loop."""
+MAX_AVRO_SCHEMA_BYTES = 128 * 1024
+"""Largest AVRO or JSON schema that is parsed."""
+MAX_SCHEMA_DEPTH = 100
+"""Deepest nesting of types in an AVRO or JSON schema."""
+MAX_SCHEMA_COMPARISONS = 20_000
+"""Pairs of types that one comparison of two AVRO or JSON schemas may need: some 100 ms."""
+SMALL_SCHEMA_BYTES = 4 * 1024
+"""AVRO and JSON schemas up to this size are checked on the loop, larger ones in a thread."""
 
 # Storage
 ROLL_OVER_BUFFER_ENTRIES = 20_000
@@ -343,6 +376,11 @@ TXN_PAGE = 1000
 TXN_PAGE_BYTES = 16 * 1024 * 1024
 """Bytes at which a page of headers, or of transaction keys, ends early: a header may have
 TXN_GROUP_HEADER_BYTES, a key TXN_GROUP_POSITIONS_BYTES and more."""
+TXN_PARTITIONS_OF_REQUEST = 1_000
+"""Partitions that one ADD_PARTITION_TO_TXN may name."""
+TXN_JOINS_AT_ONCE = 64
+"""Partitions of one ADD_PARTITION_TO_TXN that join the transaction at the same time; a request
+with more of them is a costly one."""
 TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
 TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS

@@ -1,7 +1,7 @@
 """Requests on a topic that are carried out on each of its partitions, at their owners."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -72,7 +72,8 @@ async def on_each_partition(
     broker, topic_request = request.app[BROKER], await _topic_request(request)
     answers: list[object] = []
     refusals: list[RestError | MagnetarError] = []
-    for partition in partitions:
+
+    async def at_owner(partition: TopicName) -> None:
         try:
             answers.append(await _at_owner(broker, partition, work, topic_request))
         except (RestError, MagnetarError) as error:
@@ -80,13 +81,15 @@ async def on_each_partition(
             if status is not tolerated:
                 raise
             refusals.append(error)
+
+    await broker.topics.partition_work.run(partitions, at_owner)
     if not answers:
         raise refusals[0]
     return answers
 
 
 async def copy_subscriptions(
-    broker: Broker, stats: Mapping[str, object], partitions: Iterable[TopicName]
+    broker: Broker, stats: Mapping[str, object], partitions: Sequence[TopicName]
 ) -> None:
     """Create the durable subscriptions of an old partition, given by its TopicStats, on new ones.
 
@@ -98,7 +101,8 @@ async def copy_subscriptions(
         for name, one in (found.items() if isinstance(found, dict) else ())
         if one.get("isDurable")
     }
-    for partition in partitions:
+
+    async def copy(partition: TopicName) -> None:
         for name, properties in durable.items():
             tail = f"subscription/{quote(name, safe='')}"
             body = {"ledgerId": -1, "entryId": -1, "properties": properties}
@@ -109,6 +113,9 @@ async def copy_subscriptions(
             except MagnetarError as error:
                 if status_of(error) is not HTTPStatus.CONFLICT:
                     raise
+
+    if durable:
+        await broker.topics.partition_work.run(partitions, copy)
 
 
 async def _create_at_earliest(name: str, properties: Mapping[str, str], topic: Topic) -> None:

@@ -128,8 +128,12 @@ async def _create_partitions(broker: Broker, name: TopicName, count: int) -> Non
     # own all of them.
     if broker.placement.shared:
         return
-    for index in range(count):
-        await broker.topics.get(name.partition(index), create=True)
+
+    async def create(partition: TopicName) -> None:
+        await broker.topics.get(partition, create=True)
+
+    partitions = [name.partition(index) for index in range(count)]
+    await broker.topics.partition_work.run(partitions, create)
 
 
 async def grow_partitions(request: web.Request) -> web.Response:
@@ -165,10 +169,12 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     if found is None:
         raise not_found(f"{name} is not partitioned: ask for /stats.")
     partitions = [name.partition(index) for index in range(found.partitions)]
-    each = {
-        str(partition): without_excluded(request, await stats_of(broker, partition))
-        for partition in partitions
-    }
+
+    async def stats(partition: TopicName) -> Mapping[str, object]:
+        return without_excluded(request, await stats_of(broker, partition))
+
+    found_stats = await broker.topics.partition_work.run(partitions, stats)
+    each = {str(name): one for name, one in zip(partitions, found_stats, strict=True)}
     shown = each if request.query.get("perPartition", "true").lower() == "true" else {}
     metadata = _metadata_json(found)
     return web.json_response(

@@ -10,7 +10,6 @@ from broker.policies.schema_compatibility import (
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
-    check_successor,
 )
 from broker.topics.schemas import SchemaVersion
 from magnetar.protocol.names import TopicName
@@ -109,10 +108,9 @@ async def compatibility(request: web.Request) -> web.Response:
     broker = request.app[BROKER]
     topic = _topic(request)
     strategy = (await broker.namespaces.require(topic.namespace_name)).schema_compatibility
-    history = await broker.schemas.history(topic.schema_id)
-    known = [entry.definition for entry in history]
+    definition = await _definition(request)
     try:
-        check_successor(await _definition(request), known, strategy)
+        await broker.schemas.check_successor(topic.schema_id, definition, strategy)
     except IncompatibleSchema:
         compatible = False
     else:

@@ -29,10 +29,12 @@ from broker.wire.connection import Connection
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
 from broker.wire.log_limit import LogLimit
+from broker.wire.request_share import CostlyRequests
 from broker.wire.server import BinaryServer
 from config.bounds import (
     BROKER_INFLIGHT_BYTES,
     CONNECTION_INFLIGHT_BYTES,
+    COSTLY_REQUESTS_AT_ONCE,
     DRAIN_REQUESTS_S,
     VIOLATIONS_LOGGED_PER_S,
 )
@@ -90,6 +92,7 @@ class Broker:
         )
         self.segment_reads = SegmentReads()
         self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
+        self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
         self.serving = False
         self._http_socket: socket.socket | None = None
         self._several: SeveralBrokers | None = None

@@ -2,12 +2,17 @@
 
 import enum
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import avro.schema
+from avro.errors import AvroException
+from avro.schema import make_avsc_object
 
+from broker.policies.avro_compatibility import SchemaTooComplex, mismatches
+from config.bounds import MAX_AVRO_SCHEMA_BYTES
 from magnetar.protocol.server_error import PeerError, ServerError
 
 
@@ -46,6 +51,8 @@ class SchemaType(enum.IntEnum):
 
 
 AVRO_DEFINED = frozenset({SchemaType.JSON, SchemaType.AVRO})
+SHOWN_CHARACTERS = 300
+"""Characters of a parser's error that are passed on."""
 STRUCTURED = frozenset({SchemaType.PROTOBUF, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE})
 
 
@@ -106,20 +113,41 @@ TRANSITIVE = frozenset(
 )
 
 
-def check_definition(schema: SchemaDefinition) -> None:
-    """Check that JSON and AVRO schemas are Avro definitions.  Raises `IncompatibleSchema`."""
-    if schema.kind in AVRO_DEFINED:
-        _parse(schema)
+class CheckPart(NamedTuple):
+    """A part of a check of schemas, of bounded work."""
+
+    parsed_bytes: int
+    """Bytes of the definitions that are parsed in it; 0 if it needs next to no time."""
+    run: Callable[[], None]
+    """Do it.  Raises `IncompatibleSchema`."""
 
 
 def check_successor(
     new: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
 ) -> None:
-    """Raise `IncompatibleSchema` unless `new` may be added after `history` (oldest first).
+    """Raise `IncompatibleSchema` unless `new` may be added after `history` (oldest first)."""
+    for part in successor_parts(new, history, strategy):
+        part.run()
 
-    The type of a topic's schemas changes only under ALWAYS_COMPATIBLE.
+
+def check_reader(
+    reader: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
+) -> None:
+    """Raise `IncompatibleSchema` unless a consumer with `reader` can read what `history` wrote."""
+    for part in reader_parts(reader, history, strategy):
+        part.run()
+
+
+def successor_parts(
+    new: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
+) -> Iterator[CheckPart]:
+    """The parts of the check that `new` may be added after `history` (oldest first).
+
+    Run each before the next one is taken.  The type of a topic's schemas changes only under
+    ALWAYS_COMPATIBLE.
     """
-    check_definition(new)
+    candidate = _Definition(new)
+    yield candidate.part()
     if not history or strategy is CompatibilityStrategy.ALWAYS_COMPATIBLE:
         return
     if strategy is CompatibilityStrategy.ALWAYS_INCOMPATIBLE:
@@ -128,25 +156,38 @@ def check_successor(
             "use the one it has, or change the strategy."
         )
     for old in history if strategy in TRANSITIVE else history[-1:]:
-        _check_kinds(new, old)
-        if strategy in NEW_READS_OLD:
-            _check_reads(
-                new, old, f"the new schema cannot read data of an old one ({strategy.name})"
-            )
-        if strategy in OLD_READS_NEW:
-            _check_reads(old, new, f"an old schema cannot read new data ({strategy.name})")
+        yield _part_for(old, partial(_check_with, candidate, old, strategy))
 
 
-def check_reader(
+def reader_parts(
     reader: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
-) -> None:
-    """Raise `IncompatibleSchema` unless a consumer with `reader` can read what `history` wrote."""
-    check_definition(reader)
+) -> Iterator[CheckPart]:
+    """The parts of the check that a consumer with `reader` can read what `history` wrote."""
+    candidate = _Definition(reader)
+    yield candidate.part()
     if not history or strategy is CompatibilityStrategy.ALWAYS_COMPATIBLE:
         return
     for writer in history if strategy in TRANSITIVE else history[-1:]:
-        _check_kinds(reader, writer)
-        _check_reads(reader, writer, "the consumer's schema cannot read the topic's data")
+        yield _part_for(writer, partial(_check_consumer_with, candidate, writer))
+
+
+def _part_for(old: SchemaDefinition, run: Callable[[], None]) -> CheckPart:
+    return CheckPart(len(old.data) if old.kind in AVRO_DEFINED else 0, run)
+
+
+def _check_with(new: "_Definition", old: SchemaDefinition, strategy: CompatibilityStrategy) -> None:
+    _check_kinds(new.schema, old)
+    known = _Definition(old)
+    if strategy in NEW_READS_OLD:
+        _check_reads(new, known, f"the new schema cannot read data of an old one ({strategy.name})")
+    if strategy in OLD_READS_NEW:
+        _check_reads(known, new, f"an old schema cannot read new data ({strategy.name})")
+
+
+def _check_consumer_with(reader: "_Definition", writer: SchemaDefinition) -> None:
+    _check_kinds(reader.schema, writer)
+    complaint = "the consumer's schema cannot read the topic's data"
+    _check_reads(reader, _Definition(writer), complaint)
 
 
 def _check_kinds(first: SchemaDefinition, second: SchemaDefinition) -> None:
@@ -157,45 +198,71 @@ def _check_kinds(first: SchemaDefinition, second: SchemaDefinition) -> None:
         )
 
 
-def _check_reads(reader: SchemaDefinition, writer: SchemaDefinition, complaint: str) -> None:
-    if reader.same_as(writer) or (
-        reader.kind not in AVRO_DEFINED and reader.kind not in STRUCTURED
+def _check_reads(reader: "_Definition", writer: "_Definition", complaint: str) -> None:
+    kind = reader.schema.kind
+    if reader.schema.same_as(writer.schema) or (
+        kind not in AVRO_DEFINED and kind not in STRUCTURED
     ):
         return
-    if reader.kind in STRUCTURED:
+    if kind in STRUCTURED:
         raise IncompatibleSchema(
-            f"Schemas of type {reader.kind.name} must stay as they are: use the topic's own, or "
+            f"Schemas of type {kind.name} must stay as they are: use the topic's own, or "
             "set the namespace's strategy to ALWAYS_COMPATIBLE."
         )
-    # Loaded here as in `_parse`.
-    from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
-
-    checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-    written = _parse(writer)
-    result = checker.get_compatibility(_parse(reader, known_as=written), written)
-    if result.compatibility is not SchemaCompatibilityType.compatible:
-        places = ", ".join(sorted(str(place) for place in result.locations)) or "/"
-        details = ", ".join(sorted(str(message) for message in result.messages))
+    try:
+        found = mismatches(reader.avro(), writer.avro())
+    except SchemaTooComplex as error:
+        raise IncompatibleSchema(
+            f"The {kind.name} schema cannot be compared with the topic's, as {error}: make it "
+            "simpler, or set the namespace's strategy to ALWAYS_COMPATIBLE."
+        ) from error
+    if found:
+        places = ", ".join(sorted({each.place for each in found}))
+        details = ", ".join(sorted({each.reason for each in found}))
         raise IncompatibleSchema(
             f"Incompatible schema: {complaint}, at {places} ({details}): give new fields a default."
         )
 
 
-def _parse(
-    schema: SchemaDefinition, *, known_as: avro.schema.Schema | None = None
-) -> avro.schema.Schema:
-    """The Avro definition; `known_as` is a schema that a record may replace under another name."""
-    # The resolver is only loaded for topics that have Avro or JSON schemas.
-    from avro.errors import AvroException
-    from avro.schema import RecordSchema, make_avsc_object
+class _Definition:
+    """A definition that is parsed once."""
 
+    def __init__(self, schema: SchemaDefinition) -> None:
+        self.schema = schema
+        self._avro: avro.schema.Schema | None = None
+
+    def part(self) -> CheckPart:
+        """The check that a JSON or AVRO schema is an Avro definition of bounded size."""
+        if self.schema.kind not in AVRO_DEFINED:
+            return CheckPart(0, lambda: None)
+        return CheckPart(len(self.schema.data), self._require_parsed)
+
+    def _require_parsed(self) -> None:
+        self.avro()
+
+    def avro(self) -> avro.schema.Schema:
+        """The Avro definition.  Raises `IncompatibleSchema`."""
+        if self._avro is None:
+            self._avro = _parse(self.schema)
+        return self._avro
+
+
+def _parse(schema: SchemaDefinition) -> avro.schema.Schema:
+    size = len(schema.data)
+    if size > MAX_AVRO_SCHEMA_BYTES:
+        raise IncompatibleSchema(
+            f"The {schema.kind.name} schema has {size} bytes, and {MAX_AVRO_SCHEMA_BYTES} is the "
+            "most: make it smaller, for example by leaving out docs."
+        )
     try:
-        definition = json.loads(schema.data)
-        # As in Pulsar, the outer record may change its name: an alias has Avro's rules accept it.
-        if isinstance(known_as, RecordSchema) and definition.get("type") == "record":
-            definition["aliases"] = [*definition.get("aliases", ()), known_as.fullname]
-        return make_avsc_object(definition)
+        return make_avsc_object(json.loads(schema.data))
     except (AvroException, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IncompatibleSchema(
-            f"The {schema.kind.name} schema is not an Avro definition ({error}): correct it."
+            f"The {schema.kind.name} schema is not an Avro definition "
+            f"({_shortened(str(error))}): correct it."
         ) from error
+
+
+def _shortened(text: str) -> str:
+    # The parser's errors quote the whole schema.
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."

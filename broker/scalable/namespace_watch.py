@@ -1,9 +1,9 @@
 """WATCH_SCALABLE_TOPICS: the scalable topics of a namespace, and their changes."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
-import google_crc32c
 import structlog
 
 from broker.policies.namespaces import Namespaces
@@ -13,6 +13,7 @@ from broker.scalable.records import decode_topic, namespace_path, topic_at
 from broker.scalable.topic_store import TopicStore, matches
 from broker.scalable.watch import TooManySessions
 from broker.topics.client_connection import ClientConnection
+from broker.topics.topic_listing import topics_hash
 from config.bounds import NAMESPACE_WATCH_COALESCE_S, SESSIONS_PER_CONNECTION
 from magnetar.protocol.names import NamespaceName, parse_namespace_name
 from magnetar.protocol.server_error import MagnetarError
@@ -21,15 +22,8 @@ from storage.metadata.store import Event, EventKind, MetadataStore, Record
 log = structlog.get_logger(__name__)
 
 Filters = Sequence[tuple[str, str]]
-
-
-def topics_hash(names: Iterable[str]) -> str:
-    """The hash of a set of names, as Pulsar's client computes it.
-
-    It is the CRC32C of the sorted names, joined by commas, as four little-endian bytes in hex.
-    """
-    checksum = google_crc32c.value(",".join(sorted(names)).encode())
-    return int(checksum).to_bytes(4, "little").hex()
+TurnOf = Callable[[], AbstractAsyncContextManager[None]]
+"""Waits for a connection's turn among costly requests; the block is the request."""
 
 
 class NamespaceWatches:
@@ -52,10 +46,12 @@ class NamespaceWatches:
         namespace: str,
         filters: Filters,
         current_hash: str | None,
+        turn_of: TurnOf = nullcontext,
     ) -> None:
         """Send all topics, and each change until the watch is closed.
 
-        The snapshot is left out if the topics still have the hash `current_hash`.
+        The snapshot is left out if the topics still have the hash `current_hash`.  The topics are
+        listed in a turn of the connection.
         """
         self.close(connection, watch_id)
         tasks = self._tasks.get(connection)
@@ -68,7 +64,7 @@ class NamespaceWatches:
             )
             connection.send(topics_error(watch_id, problem))
             return
-        watch = _Watch(connection, watch_id, filters)
+        watch = _Watch(connection, watch_id, filters, turn_of)
         tasks[watch_id] = asyncio.create_task(self._serve(watch, namespace, current_hash))
 
     def close(self, connection: ClientConnection, watch_id: int) -> None:
@@ -114,10 +110,13 @@ class NamespaceWatches:
         # The watch is opened before the first listing, so that no change falls between.
         events = self._metadata.watch_children(namespace_path(namespace))
         try:
-            watch.begin(await self._names(namespace, watch), current_hash)
+            async with watch.turn_of():
+                watch.begin(await self._names(namespace, watch), current_hash)
             async for event in events:
                 if event.kind is EventKind.RESYNC:
-                    watch.replace(await self._names(namespace, watch))
+                    async with watch.turn_of():
+                        names = await self._names(namespace, watch)
+                    watch.replace(names)
                 else:
                     watch.apply(event)
         finally:
@@ -130,10 +129,13 @@ class NamespaceWatches:
 class _Watch:
     """The topics that one watch was sent, and those that there are by now."""
 
-    def __init__(self, connection: ClientConnection, watch_id: int, filters: Filters) -> None:
+    def __init__(
+        self, connection: ClientConnection, watch_id: int, filters: Filters, turn_of: TurnOf
+    ) -> None:
         self.connection = connection
         self.watch_id = watch_id
         self.filters = filters
+        self.turn_of = turn_of
         self.sent: set[str] | None = None
         self._now: set[str] = set()
         self._flush_timer: asyncio.TimerHandle | None = None

@@ -3,18 +3,22 @@
 The record is Pulsar's: JSON at `/admin/partitioned-topics/<tenant>/<namespace>/persistent/<topic>`.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from config.bounds import MAX_PARTITIONS, RECORD_CHANGE_TRIES
+from config.bounds import MAX_PARTITIONS, PARTITIONS_AT_ONCE, RECORD_CHANGE_TRIES
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, decode_name, encode_name
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflict
 
 ROOT = "/admin/partitioned-topics"
+
+T = TypeVar("T")
 
 
 class PartitionedTopicExists(PeerError):
@@ -130,6 +134,47 @@ class PartitionedTopics:
             str(TopicName(TopicDomain.PERSISTENT, namespace.tenant, namespace.namespace, name))
             for name in names
         )
+
+
+class PartitionWork:
+    """Runs work on many partitions: a bounded number at a time, over all requests.
+
+    So neither a large topic nor several requests fill the queue of the metadata store, and other
+    clients are served in between.
+    """
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+
+    async def run(
+        self, partitions: Sequence[TopicName], work: Callable[[TopicName], Awaitable[T]]
+    ) -> list[T]:
+        """Run `work` on each partition; returns the results in order.
+
+        After the first error nothing more is begun; it is raised when what is in progress has
+        ended.
+        """
+        results: dict[int, T] = {}
+        waiting = deque(enumerate(partitions))
+
+        async def run_some() -> None:
+            while waiting:
+                index, partition = waiting.popleft()
+                try:
+                    async with self._slots:
+                        results[index] = await work(partition)
+                except BaseException:
+                    waiting.clear()
+                    raise
+                # Work that waited for nothing would keep the loop.
+                await asyncio.sleep(0)
+
+        count = min(PARTITIONS_AT_ONCE, len(partitions))
+        ends = await asyncio.gather(*(run_some() for _ in range(count)), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        return [results[index] for index in range(len(partitions))]
 
 
 def partitioned_level(namespace: NamespaceName) -> str:

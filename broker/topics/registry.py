@@ -16,13 +16,14 @@ from broker.policies.namespaces import Namespaces, Policies, retention
 from broker.topics.cluster_topics import ClusterTopics, ClusterTopicsHost, LocalScalableTopics
 from broker.topics.context import TopicContext
 from broker.topics.dispatch.errors import ConsumerBusy
-from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics
+from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, PartitionWork
 from broker.topics.producer_access import ProducerBusy
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
+from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
 from config.bounds import DRAIN_TOPICS_AT_ONCE
 from config.settings import Settings
@@ -33,8 +34,6 @@ from magnetar.protocol.names import (
     SegmentName,
     TopicDomain,
     TopicName,
-    parse_ledger_path,
-    parse_topic_name,
     require_creatable,
     require_persistent,
     segment_name,
@@ -142,7 +141,9 @@ class TopicRegistry:
         self._closed = False
         self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
+        self.partition_work = PartitionWork()
         self.cluster = ClusterTopics(broker, self)
+        self.listings = TopicListings(broker.metadata, ledger_key)
         self._lists = TopicLists(broker.metadata, ledger_key)
         self._context = TopicContext(
             clock=broker.clock,
@@ -249,14 +250,7 @@ class TopicRegistry:
 
     async def list_names(self, namespace: NamespaceName) -> list[str]:
         """Sorted full names of the persistent topics of a namespace; each partition is one."""
-        parent = ledger_key(f"{namespace}/{TopicDomain.PERSISTENT.value}")
-        children = await self._broker.metadata.children(parent)
-        prefix = f"{namespace}/{TopicDomain.PERSISTENT.value}/"
-        stored = {str(parse_ledger_path(prefix + child)) for child in children}
-        for whole in await self.partitioned.list(namespace):
-            count = await self.partitioned.count(parse_topic_name(whole))
-            stored.update(f"{whole}-partition-{index}" for index in range(count))
-        return sorted(stored)
+        return list((await self.listings.get(namespace)).names)
 
     async def follow(self, namespace: NamespaceName, listener: TopicListener) -> Callable[[], None]:
         """Call `listener` when any broker creates or deletes a topic of a namespace.
@@ -571,14 +565,16 @@ class TopicRegistry:
             raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
         partitions = [name.partition(index) for index in range(count)]
         if not force:
-            for partition in partitions:
-                await self._require_unused_anywhere(partition)
+            await self.partition_work.run(partitions, self._require_unused_anywhere)
         await self.partitioned.delete(name)
-        for partition in partitions:
+
+        async def delete(partition: TopicName) -> None:
             try:
                 await self._delete_anywhere(partition, force=force)
             except TopicNotFound:
-                continue
+                return
+
+        await self.partition_work.run(partitions, delete)
         await self._forget_schemas(name)
 
     async def _require_unused_anywhere(self, name: TopicName) -> None:

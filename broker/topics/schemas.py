@@ -3,20 +3,31 @@
 A version is a record at `/schemas/<schema id>/<20 digits>`, created once and never changed.
 """
 
+import asyncio
 import base64
 import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from broker.policies.schema_compatibility import (
+    AVRO_DEFINED,
+    CheckPart,
     CompatibilityStrategy,
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
-    check_reader,
-    check_successor,
+    reader_parts,
+    successor_parts,
 )
-from config.bounds import MAX_SCHEMA_VERSIONS, RECORD_CHANGE_TRIES
+from config.bounds import (
+    MAX_SCHEMA_HISTORY_BYTES,
+    MAX_SCHEMA_VERSIONS,
+    RECORD_CHANGE_TRIES,
+    SCHEMA_DECODE_BYTES,
+    SMALL_SCHEMA_BYTES,
+)
 from magnetar.protocol.pulsar_pb2 import Schema
 from magnetar.protocol.server_error import PeerError, ServerError
 from storage.clock import Clock
@@ -76,6 +87,11 @@ def definition_to_wire(definition: SchemaDefinition) -> Schema:
     return schema
 
 
+def is_large(definition: SchemaDefinition) -> bool:
+    """Whether a check of the schema takes so long that it is done off the loop."""
+    return definition.kind in AVRO_DEFINED and len(definition.data) > SMALL_SCHEMA_BYTES
+
+
 class SchemaRegistry:
     """Stores the versions of each topic's schema and checks that a new one is compatible.
 
@@ -85,6 +101,8 @@ class SchemaRegistry:
     def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
+        # One thread, so that checks never take more than a part of the interpreter's time.
+        self._checker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schema-check")
 
     async def history(self, schema_id: str) -> list[SchemaVersion]:
         """All versions since the last deletion, oldest first."""
@@ -117,17 +135,35 @@ class SchemaRegistry:
             for known in alive:
                 if known.definition.same_as(definition):
                     return known.version
-            check_successor(definition, [known.definition for known in alive], strategy)
-            if len(entries) >= MAX_SCHEMA_VERSIONS:
-                raise IncompatibleSchema(
-                    f"The topic {schema_id} has {len(entries)} schema versions, the most there may "
-                    "be: use one of them."
-                )
+            known_definitions = [known.definition for known in alive]
+            await self.run_check(successor_parts(definition, known_definitions, strategy))
+            _require_capacity(schema_id, entries, definition)
             version = entries[-1].version + 1 if entries else 0
             # Another writer may have taken the number: then read again and decide anew.
             if await self._store(schema_id, version, definition):
                 return version
         raise VersionConflict(f"The schemas of {schema_id} change all the time: try again.")
+
+    async def check_successor(
+        self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
+    ) -> None:
+        """Require that a schema may be added to the history.  Raises `IncompatibleSchema`."""
+        known = [entry.definition for entry in await self.history(schema_id)]
+        await self.run_check(successor_parts(definition, known, strategy))
+
+    async def run_check(self, parts: Iterable[CheckPart]) -> None:
+        """Run the parts of a check, each in a turn of the loop; large ones off the loop.
+
+        Raises `IncompatibleSchema`.
+        """
+        loop = asyncio.get_running_loop()
+        for part in parts:
+            if part.parsed_bytes <= SMALL_SCHEMA_BYTES:
+                part.run()
+                if part.parsed_bytes:
+                    await asyncio.sleep(0)
+            else:
+                await loop.run_in_executor(self._checker, part.run)
 
     async def check_consumer(
         self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
@@ -140,7 +176,8 @@ class SchemaRegistry:
             return
         alive = await self.history(schema_id)
         if alive:
-            check_reader(definition, [known.definition for known in alive], strategy)
+            known_definitions = [known.definition for known in alive]
+            await self.run_check(reader_parts(definition, known_definitions, strategy))
         else:
             await self.add(schema_id, definition, strategy)
 
@@ -160,7 +197,15 @@ class SchemaRegistry:
 
     async def _all(self, schema_id: str) -> list[SchemaVersion | Tombstone]:
         lo, hi = children_range(f"{ROOT}/{schema_id}")
-        return [_decode(record) for record in await self._metadata.scan(lo, hi)]
+        entries: list[SchemaVersion | Tombstone] = []
+        decoded_bytes = 0
+        for record in await self._metadata.scan(lo, hi):
+            entries.append(_decode(record))
+            decoded_bytes += len(record.value)
+            if decoded_bytes >= SCHEMA_DECODE_BYTES:
+                decoded_bytes = 0
+                await asyncio.sleep(0)
+        return entries
 
     async def _store(
         self, schema_id: str, version: int, definition: SchemaDefinition | None
@@ -171,6 +216,24 @@ class SchemaRegistry:
         except VersionConflict:
             return False
         return True
+
+
+def _require_capacity(
+    schema_id: str, entries: Sequence[SchemaVersion | Tombstone], new: SchemaDefinition
+) -> None:
+    """Raise `IncompatibleSchema` if the history has no space for one more version."""
+    if len(entries) >= MAX_SCHEMA_VERSIONS:
+        raise IncompatibleSchema(
+            f"The topic {schema_id} has {len(entries)} schema versions, the most there may be: use "
+            "one of them."
+        )
+    size = sum(len(each.definition.data) for each in entries if isinstance(each, SchemaVersion))
+    if size + len(new.data) > MAX_SCHEMA_HISTORY_BYTES:
+        raise IncompatibleSchema(
+            f"The schema versions of {schema_id} have {size} bytes, and with this one they would "
+            f"have more than {MAX_SCHEMA_HISTORY_BYTES}: use one of them, or delete the history "
+            "with ?force=true."
+        )
 
 
 def _alive(entries: list[SchemaVersion | Tombstone]) -> list[SchemaVersion]:

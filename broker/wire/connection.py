@@ -3,7 +3,8 @@
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Protocol, cast
 
@@ -13,11 +14,14 @@ from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
 from broker.wire.outbox import Outbox
 from broker.wire.protocol_violation import ProtocolViolation
+from broker.wire.request_share import Turn
 from broker.wire.services import BrokerServices
 from config.bounds import (
     CLOSE_FLUSH_S,
     CONNECTION_WRITE_HIGH_WATER,
     CONNECTION_WRITE_LIMIT,
+    COSTLY_REQUESTS_WAITING,
+    DECODED_COMMANDS,
     ECHO_WAIT_S,
     HANDSHAKE_TIMEOUT_S,
     LIVENESS_CHECK_S,
@@ -40,6 +44,7 @@ _CONNECT = int(BaseCommand.CONNECT)
 _NO_REQUEST = 2**64 - 1
 """Request id -1 of the wire: an answer to no request."""
 _REQUESTS = "requests"
+_COSTLY = "costly requests"
 _WRITING = "writing"
 _PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
 
@@ -159,6 +164,7 @@ class Connection(asyncio.Protocol):
         self.put = self._outbox.put
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
         self.broker.connections.add(self)
+        self.on_close(partial(self.broker.costly_requests.drop, self))
 
     def data_received(self, data: bytes) -> None:
         """Serve the frames that `data` completes."""
@@ -171,7 +177,7 @@ class Connection(asyncio.Protocol):
             self._forward(data)
             return
         try:
-            frames: Sequence[Received] = self._decoder.feed(data)
+            frames: Sequence[Received] = self._decoder.feed(data, DECODED_COMMANDS)
         except FrameError as error:
             frames = error.frames_before
             self._frame_error = error
@@ -179,6 +185,8 @@ class Connection(asyncio.Protocol):
             self._held.extend(frames)
         else:
             self._serve(frames)
+        if self._decoder.has_more and not self._held:
+            self._leave_for_next_turn(())
         if self._frame_error is not None and not self._held and not self.closing:
             self._close_for_violation(self._frame_error)
 
@@ -239,6 +247,46 @@ class Connection(asyncio.Protocol):
     def on_writable(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the connection is (again) writable; never if it closes."""
         self._outbox.when_writable(callback)
+
+    @asynccontextmanager
+    async def costly(self) -> AsyncIterator[None]:
+        """Wait for this connection's turn among all costly requests; the block is the request.
+
+        A connection has one of them in progress.  It waits while the peer reads no answers, and
+        reading stops while COSTLY_REQUESTS_WAITING wait.
+        """
+        requests = self.broker.costly_requests
+        turn = self._loop.create_future()
+
+        def start() -> None:
+            if turn.done():
+                requests.finished(self)
+            else:
+                turn.set_result(None)
+
+        requests.add(self, start)
+        if requests.waiting(self) >= COSTLY_REQUESTS_WAITING:
+            self.pause_reading(_COSTLY)
+        try:
+            await turn
+        except BaseException:
+            # Cancelled: it may have been started just before.
+            if turn.done() and not turn.cancelled():
+                requests.finished(self)
+            else:
+                requests.withdraw(self, start)
+            raise
+        finally:
+            if requests.waiting(self) < COSTLY_REQUESTS_WAITING // 2:
+                self.resume_reading(_COSTLY)
+        try:
+            yield
+        finally:
+            requests.finished(self)
+
+    def costly_if(self, condition: bool) -> AbstractAsyncContextManager[None]:
+        """`costly` if the condition holds; else the block runs at once."""
+        return self.costly() if condition else nullcontext()
 
     # Ids
 
@@ -376,7 +424,10 @@ class Connection(asyncio.Protocol):
             return
         held, self._held = self._held, []
         self._serve(held)
-        if self.paused or self.closing:
+        if self.paused or self.closing or self._held:
+            return
+        if self._decoder.has_more:
+            self._decode_more()
             return
         if self._frame_error is not None:
             self._close_for_violation(self._frame_error)
@@ -385,14 +436,27 @@ class Connection(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
 
+    def _decode_more(self) -> None:
+        """Decode frames that came before, and serve them in the next turn of the loop."""
+        try:
+            frames: Sequence[Received] = self._decoder.feed(b"", DECODED_COMMANDS)
+        except FrameError as error:
+            frames = error.frames_before
+            self._frame_error = error
+        self._leave_for_next_turn(frames)
+
     def _serve(self, frames: Sequence[Received]) -> None:
         handlers = self._handlers
         at, end = 0, len(frames)
+        turn = Turn(self._loop.time)
         while at < end:
             frame = frames[at]
             if self.paused:
                 if not self.closing:
                     self._held.extend(frames[at:])
+                return
+            if at >= turn.next_check and turn.is_over(at):
+                self._leave_for_next_turn(frames[at:])
                 return
             if not self._ready and not self._may_begin(frame):
                 return
@@ -412,6 +476,16 @@ class Connection(asyncio.Protocol):
                 continue
             if result is not None:
                 self._start(command, result)
+
+    def _leave_for_next_turn(self, frames: Sequence[Received]) -> None:
+        """Serve these frames when other connections have been served; read nothing until then."""
+        if self.closing:
+            return
+        self._held.extend(frames)
+        if self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+        self._loop.call_soon(self._go_on)
 
     def _serve_sends(self, frames: Sequence[Received], at: int) -> int:
         """Serve the SEND at frames[at], with those behind it that can be published with it.
@@ -550,6 +624,8 @@ class Connection(asyncio.Protocol):
 
     def _writable_changed(self, writable: bool) -> None:
         # A peer that does not read must not make the broker queue more replies.
+        if not self.closing:
+            self.broker.costly_requests.set_writable(self, writable)
         if writable:
             self.resume_reading(_WRITING)
         else:

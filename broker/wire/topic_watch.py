@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import ClassVar
 
-from broker.scalable.namespace_watch import topics_hash
+from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics
 from broker.wire.connection import Connection
 from broker.wire.topic_pattern import TopicPattern
 from config.bounds import TOPIC_LIST_PAUSE_S, TOPIC_LIST_WATCHERS
-from magnetar.protocol.names import TopicName, parse_namespace_name, parse_topic_name
+from magnetar.protocol.names import TopicName, parse_namespace_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandWatchTopicList,
@@ -41,11 +41,14 @@ class TopicListWatch:
         self._connection = connection
         self._watcher_id = request.watcher_id
         self._namespace = parse_namespace_name(request.namespace)
-        self._pattern = TopicPattern(without_domain(request.topics_pattern))
-        self._names: set[str] = set()
+        self._pattern_text = without_domain(request.topics_pattern)
+        self._pattern = TopicPattern(self._pattern_text)
+        self.known = NO_MATCHING_TOPICS
+        """The names that the client was sent."""
         self._added: set[str] = set()
         self._removed: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Future[None] | None = None
         self._answered = False
         self._forget: list[Callable[[], None]] = []
 
@@ -57,18 +60,24 @@ class TopicListWatch:
         if self._connection.closing:
             self.close()
             return
-        listed = await topics.list_names(self._namespace)
-        self._names = {name for name in listed if self._matches(parse_topic_name(name))}
-        self._names = (self._names | self._added) - self._removed
-        self._added.clear()
-        self._removed.clear()
+        # Not before: to follow may take until the metadata store answers.
+        async with self._connection.costly():
+            await self._answer(request)
+
+    async def _answer(self, request: CommandWatchTopicList) -> None:
+        listings = self._connection.broker.topics.listings
+        listing = await listings.get(self._namespace)
+        matching = await listing.matching(self._pattern_text, self._matches)
+        added, removed = self._take_changes(matching)
+        if added or removed:
+            matching = listings.changed(matching, added, removed)
+        self.known = matching
         self._answered = True
-        known = topics_hash(self._names)
         answer = CommandWatchTopicListSuccess(
-            request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=known
+            request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=matching.hash
         )
-        if request.topics_hash != known:
-            answer.topic.extend(sorted(self._names))
+        if request.topics_hash != matching.hash:
+            answer.topic.extend(matching.names)
         self._connection.send(
             BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST_SUCCESS, watch_topic_list_success=answer)
         )
@@ -80,6 +89,8 @@ class TopicListWatch:
         self._forget.clear()
         if self._timer is not None:
             self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
 
     def _matches(self, name: TopicName) -> bool:
         whole = without_domain(str(name.partitioned))
@@ -93,28 +104,39 @@ class TopicListWatch:
         gone.discard(str(name))
         if self._answered and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._send_changes)
+            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._begin_sending)
 
-    def _send_changes(self) -> None:
-        self._timer = None
-        added = self._added - self._names
-        removed = self._removed & self._names
+    def _take_changes(self, known: MatchingTopics) -> tuple[frozenset[str], frozenset[str]]:
+        """The names that were added to and removed from `known` since the last call."""
+        added = frozenset(self._added - known.members)
+        removed = frozenset(self._removed & known.members)
         self._added.clear()
         self._removed.clear()
-        if not added and not removed:
-            return
-        self._names = (self._names | added) - removed
-        self._connection.send(
-            BaseCommand(
-                type=BaseCommand.WATCH_TOPIC_UPDATE,
-                watch_topic_update=CommandWatchTopicUpdate(
-                    watcher_id=self._watcher_id,
-                    new_topics=sorted(added),
-                    deleted_topics=sorted(removed),
-                    topics_hash=topics_hash(self._names),
-                ),
+        return added, removed
+
+    def _begin_sending(self) -> None:
+        self._sending = asyncio.ensure_future(self._send_changes())
+
+    async def _send_changes(self) -> None:
+        # In a turn of the connection: many watches have much to work out at each change.
+        async with self._connection.costly():
+            self._timer = None
+            added, removed = self._take_changes(self.known)
+            if not added and not removed:
+                return
+            listings = self._connection.broker.topics.listings
+            self.known = listings.changed(self.known, added, removed)
+            self._connection.send(
+                BaseCommand(
+                    type=BaseCommand.WATCH_TOPIC_UPDATE,
+                    watch_topic_update=CommandWatchTopicUpdate(
+                        watcher_id=self._watcher_id,
+                        new_topics=sorted(added),
+                        deleted_topics=sorted(removed),
+                        topics_hash=self.known.hash,
+                    ),
+                )
             )
-        )
 
 
 def require_watch_capacity(connection: Connection, watcher_id: int) -> None:

@@ -10,6 +10,7 @@ on arrival.  In a MESSAGE a broker may have put `u16 0x0e02, u32 size, BrokerEnt
 the entry; it is returned separately.
 """
 
+import sys
 from struct import Struct
 from typing import Final
 
@@ -101,8 +102,15 @@ class FrameDecoder:
         """The bytes of an incomplete frame."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[Received]:
+    @property
+    def has_more(self) -> bool:
+        """Whether the last `feed` stopped at `max_commands`: feed again, if need be nothing."""
+        return bool(self._buffer) and not self._needed
+
+    def feed(self, data: bytes, max_commands: int = sys.maxsize) -> list[Received]:
         """Decode bytes; returns the frames that they complete, in order.
+
+        It stops at `max_commands`, of which SENDs do not count: they are decoded faster.
 
         Raises a `FrameError` for the first bad frame, with the frames before it in `frames_before`;
         every later call raises the error again, without these.
@@ -118,7 +126,7 @@ class FrameDecoder:
         frames: list[Received] = []
         failure: FrameError | None = None
         try:
-            self._split(data, frames)
+            self._split(data, frames, max_commands)
         except FrameError as error:
             # A new error, as the traceback, which callers may keep, would keep all parsed objects.
             failure = type(error)(*error.args)
@@ -129,14 +137,22 @@ class FrameDecoder:
             raise failure
         return frames
 
-    def _split(self, data: bytes, frames: list[Received]) -> None:
+    def _split(self, data: bytes, frames: list[Received], max_commands: int) -> None:
         """Append the complete frames of `data`; keep the rest, and note how much completes it."""
         position = 0
         available = len(data)
         limit = self._max_frame_size
         needed = 4
+        stop_at, counted = max_commands, 0
         unpack_sizes = _SIZES.unpack_from
         while available - position >= 4:
+            if len(frames) >= stop_at:
+                # SENDs are counted here, many at once, as this loop is the hot path.
+                stop_at += list(map(type, frames[counted:])).count(Send)
+                counted = len(frames)
+                if counted >= stop_at:
+                    needed = 0
+                    break
             if available - position >= _HEADER:
                 total, command_size = unpack_sizes(data, position)
             else:

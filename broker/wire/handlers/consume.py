@@ -24,7 +24,7 @@ from broker.topics.dispatch.errors import (
     SubscriptionUnavailable,
 )
 from broker.topics.dispatch.start_position import position_of, start_position
-from broker.topics.schemas import definition_from_wire
+from broker.topics.schemas import definition_from_wire, is_large
 from broker.wire.connection import Connection, Handler
 from broker.wire.handlers import consume_position
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE, from_words
@@ -89,9 +89,11 @@ async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
     topic = await broker.topics.get(name, create=request.force_topic_creation)
     if request.HasField("schema"):
         policies = await broker.namespaces.require(name.namespace_name)
-        await broker.schemas.check_consumer(
-            name.schema_id, definition_from_wire(request.schema), policies.schema_compatibility
-        )
+        definition = definition_from_wire(request.schema)
+        async with connection.costly_if(is_large(definition)):
+            await broker.schemas.check_consumer(
+                name.schema_id, definition, policies.schema_compatibility
+            )
     start = await start_position(topic, request, broker.scalable.inherits_subscription)
     consumer = await topic.subscribe(_subscribe_request_of(connection, request, start))
     if consumer.closed:

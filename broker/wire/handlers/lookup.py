@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar, cast
 
 from broker.placement import LookupResult, Placement
+from broker.topics.topic import TopicNotFound
 from broker.wire.connection import Connection, Handler
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
@@ -84,8 +85,10 @@ async def partitioned_metadata(
     request = command.partitioned_metadata
     response = CommandPartitionedTopicMetadataResponse(request_id=request.request_id)
     try:
-        response.partitions = await connection.broker.topics.partitions_of(
-            parse_topic_name(request.topic), create=request.metadata_auto_creation_enabled
+        response.partitions = await _partitions_of(
+            connection,
+            parse_topic_name(request.topic),
+            create=request.metadata_auto_creation_enabled,
         )
         response.response = CommandPartitionedTopicMetadataResponse.Success
     except MagnetarError as error:
@@ -98,6 +101,18 @@ async def partitioned_metadata(
             partitioned_metadata_response=response,
         )
     )
+
+
+async def _partitions_of(connection: Connection, name: TopicName, *, create: bool) -> int:
+    """The number of partitions; creating a topic is a costly request, asking for one is not."""
+    topics = connection.broker.topics
+    try:
+        return await topics.partitions_of(name, create=False)
+    except TopicNotFound:
+        if not create:
+            raise
+    async with connection.costly():
+        return await topics.partitions_of(name, create=True)
 
 
 HANDLERS: Mapping[int, Handler] = {

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.producer_access import AccessMode
 from broker.topics.publish_errors import MessageRefused
-from broker.topics.schemas import definition_from_wire, version_bytes
+from broker.topics.schemas import definition_from_wire, is_large, version_bytes
 from broker.topics.topic import Topic, TopicState
 from broker.wire.connection import Connection, Handler
 from broker.wire.protocol_violation import ProtocolViolation
@@ -142,9 +142,11 @@ async def _schema_version(connection: Connection, topic: Topic, request: Command
         return b""
     broker = connection.broker
     policies = await broker.namespaces.require(topic.name.namespace_name)
-    version = await broker.schemas.add(
-        topic.name.schema_id, definition_from_wire(request.schema), policies.schema_compatibility
-    )
+    definition = definition_from_wire(request.schema)
+    async with connection.costly_if(is_large(definition)):
+        version = await broker.schemas.add(
+            topic.name.schema_id, definition, policies.schema_compatibility
+        )
     return b"" if version is None else version_bytes(version)
 
 

@@ -83,6 +83,7 @@ def watch_namespace(connection: Connection, command: BaseCommand, entry: bytes |
         request.namespace,
         [(item.key, item.value) for item in request.property_filters],
         request.current_hash if request.HasField("current_hash") else None,
+        connection.costly,
     )
 
 

@@ -8,6 +8,7 @@ from broker.topics.schemas import (
     VERSION_BYTES,
     definition_from_wire,
     definition_to_wire,
+    is_large,
     version_bytes,
 )
 from broker.wire.connection import Connection, Handler
@@ -54,9 +55,10 @@ async def get_or_create_schema(
         definition = definition_from_wire(request.schema)
         version: int | None = None
         if definition.kind is not SchemaType.NONE:
-            version = await connection.broker.schemas.add(
-                name.schema_id, definition, policies.schema_compatibility
-            )
+            async with connection.costly_if(is_large(definition)):
+                version = await connection.broker.schemas.add(
+                    name.schema_id, definition, policies.schema_compatibility
+                )
         response.schema_version = b"" if version is None else version_bytes(version)
     except MagnetarError as error:
         response.error_code = cast("WireError", int(error.code))

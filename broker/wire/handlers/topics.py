@@ -3,9 +3,10 @@
 Segments and scalable topics are never listed.
 """
 
+import struct
 from collections.abc import Mapping
 
-from broker.scalable.namespace_watch import topics_hash
+from broker.topics.topic_listing import listing_of
 from broker.wire.connection import Connection, Handler
 from broker.wire.topic_watch import TopicListWatch, require_watch_capacity
 from magnetar.protocol.names import parse_namespace_name
@@ -15,6 +16,11 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandGetTopicsOfNamespaceResponse,
     CommandSuccess,
 )
+
+NO_TOPICS = listing_of(())
+_SIZES = struct.Struct(">II")
+_LENGTH_DELIMITED = 2
+_RESPONSE_TAG = BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 
 
 async def topics_of_namespace(
@@ -26,23 +32,34 @@ async def topics_of_namespace(
     """
     request = command.get_topics_of_namespace
     namespace = parse_namespace_name(request.namespace)
-    names: list[str] = []
-    if request.mode != CommandGetTopicsOfNamespace.NON_PERSISTENT:
-        names = await connection.broker.topics.list_names(namespace)
-    known = topics_hash(names)
-    changed = request.topics_hash != known
-    connection.send(
-        BaseCommand(
-            type=BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
-            get_topics_of_namespace_response=CommandGetTopicsOfNamespaceResponse(
-                request_id=request.request_id,
-                topics=names if changed else (),
-                filtered=False,
-                topics_hash=known,
-                changed=changed,
-            ),
-        )
-    )
+    listings = connection.broker.topics.listings
+    arrival = listings.arrival()
+    async with connection.costly():
+        listing = NO_TOPICS
+        if request.mode != CommandGetTopicsOfNamespace.NON_PERSISTENT:
+            listing = await listings.get(namespace, arrival)
+        unchanged = request.topics_hash == listing.hash
+        shared = listing.unchanged if unchanged else listing.encoded
+        connection.send_encoded(_head_of_response(request.request_id, len(shared)), shared)
+
+
+def _head_of_response(request_id: int, shared_bytes: int) -> bytes:
+    """The bytes of the answer's frame before those that all connections share."""
+    own = CommandGetTopicsOfNamespaceResponse(request_id=request_id).SerializePartialToString()
+    kind = BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE).SerializeToString()
+    field = _varint(_RESPONSE_TAG) + _varint(len(own) + shared_bytes)
+    size = len(kind) + len(field) + len(own) + shared_bytes
+    return _SIZES.pack(size + 4, size) + kind + field + own
+
+
+def _varint(value: int) -> bytes:
+    """An unsigned number as Protocol Buffers encode it: seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 async def watch_topic_list(

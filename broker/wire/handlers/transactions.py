@@ -14,7 +14,8 @@ import structlog
 from broker.transactions.assignment_watches import watch_error
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection, Handler, UnexpectedFailure
-from magnetar.protocol.names import parse_topic_name
+from config.bounds import TXN_JOINS_AT_ONCE, TXN_PARTITIONS_OF_REQUEST
+from magnetar.protocol.names import TopicName, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandAddPartitionToTxn,
@@ -48,6 +49,12 @@ class TransactionsOff(PeerError):
 
 class UnknownAction(PeerError):
     """END_TXN has no action: neither commit nor abort."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class TooManyPartitions(PeerError):
+    """ADD_PARTITION_TO_TXN names more partitions than one request may: split it."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -188,19 +195,24 @@ async def begin(connection: Connection, command: BaseCommand, entry: bytes | Non
 async def add_partitions(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
     """ADD_PARTITION_TO_TXN: have the owner of each topic join the transaction, then answer.
 
-    So the first SEND need not wait.  A topic that cannot join now is left to that SEND.
+    So the first SEND need not wait.  A topic that cannot join now is left to that SEND.  Many
+    topics join in parts, one request of a connection after the other.
     """
     request = command.add_partition_to_txn
     transactions = require_enabled(connection, scalable=request.scalable)
     txn = _txn(request)
 
     async def work() -> None:
+        _require_partition_count(len(request.partitions))
         names = [parse_topic_name(partition) for partition in request.partitions]
         await transactions.coordinators.require_open(txn, connection.principal, _key(request))
         if len(names) == 1:
             await transactions.join(txn, names[0])
-        else:
+        elif len(names) <= TXN_JOINS_AT_ONCE:
             await asyncio.gather(*(transactions.join(txn, name) for name in names))
+        else:
+            async with connection.costly():
+                await _join_in_parts(transactions, txn, names)
 
     response = CommandAddPartitionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
@@ -211,6 +223,23 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
             type=BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=response
         )
     )
+
+
+def _require_partition_count(count: int) -> None:
+    """Raise `TooManyPartitions` for more than one request may name."""
+    if count > TXN_PARTITIONS_OF_REQUEST:
+        raise TooManyPartitions(
+            f"ADD_PARTITION_TO_TXN names {count} partitions, and may name "
+            f"{TXN_PARTITIONS_OF_REQUEST}: split it into several requests."
+        )
+
+
+async def _join_in_parts(transactions: Transactions, txn: TxnId, names: list[TopicName]) -> None:
+    for first in range(0, len(names), TXN_JOINS_AT_ONCE):
+        part = names[first : first + TXN_JOINS_AT_ONCE]
+        await asyncio.gather(*(transactions.join(txn, name) for name in part))
+        # Joins of topics that are loaded and joined already do not wait for anything.
+        await asyncio.sleep(0)
 
 
 async def add_subscriptions(

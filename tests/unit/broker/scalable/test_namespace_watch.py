@@ -3,7 +3,7 @@
 import pytest
 
 from broker.scalable import namespace_watch
-from broker.scalable.namespace_watch import topics_hash
+from broker.topics.topic_listing import topics_hash
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from tests.support.bounds import set_bound

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 import pytest_asyncio
 
 from broker.policies.namespaces import NamespaceExists, NamespaceNotFound, Namespaces, NotEmpty
 from broker.policies.schema_compatibility import (
+    CheckPart,
     CompatibilityStrategy,
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
 )
 from broker.topics.schemas import SchemaNotFound, SchemaRegistry
+from config.bounds import MAX_SCHEMA_HISTORY_BYTES, SMALL_SCHEMA_BYTES
 from config.settings import Settings
 from magnetar.protocol.names import NamespaceName
 from storage.clock import SystemClock
@@ -119,3 +122,27 @@ async def test_a_change_by_another_broker_arrives(metadata: MemoryMetadataStore)
             await asyncio.sleep(0)
     await ours.stop()
     await theirs.stop()
+
+
+async def test_bytes_of_a_history_are_bounded(registry: SchemaRegistry) -> None:
+    half = MAX_SCHEMA_HISTORY_BYTES // 16
+    always = CompatibilityStrategy.ALWAYS_COMPATIBLE
+    for number in range(16):
+        data = bytes([number]) * half
+        await registry.add("t/n/x", SchemaDefinition(SchemaType.PROTOBUF, data), always)
+    with pytest.raises(IncompatibleSchema, match="use one of them, or delete the history"):
+        await registry.add("t/n/x", SchemaDefinition(SchemaType.PROTOBUF, b"one more"), always)
+    known = SchemaDefinition(SchemaType.PROTOBUF, bytes([3]) * half)
+    assert await registry.add("t/n/x", known, always) == 3
+
+
+async def test_large_schemas_are_checked_off_the_loop(registry: SchemaRegistry) -> None:
+    threads: list[str] = []
+
+    def part(nbytes: int) -> CheckPart:
+        return CheckPart(nbytes, lambda: threads.append(threading.current_thread().name))
+
+    await registry.run_check([part(0), part(SMALL_SCHEMA_BYTES), part(SMALL_SCHEMA_BYTES + 1)])
+    here = threading.current_thread().name
+    assert threads[:2] == [here, here]
+    assert threads[2].startswith("schema-check")

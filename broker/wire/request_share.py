@@ -1,0 +1,115 @@
+"""A fair share of the event loop for each connection.  Pure.
+
+Two rules account for the cost of what a peer requests:
+
+- The handlers of one connection run for at most `TURN_S` in one turn of the loop.  `Turn` measures
+  that once per `TURN_FRAMES` frames.
+- A connection has one costly request in progress, and all connections together have
+  `COSTLY_REQUESTS_AT_ONCE`.  `CostlyRequests` starts those that wait round robin by connection, and
+  the requests of one connection in the order of their arrival.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from config.bounds import TURN_FRAMES, TURN_S
+
+Start = Callable[[], None]
+
+
+class Turn:
+    """The time that one connection's handlers have used in one turn of the loop."""
+
+    __slots__ = ("_began", "_now", "next_check")
+
+    def __init__(self, now: Callable[[], float], first: int = 0) -> None:
+        """Begin at the frame with the index `first`; `now` is a clock in seconds."""
+        self._now = now
+        self._began = now()
+        self.next_check = first + TURN_FRAMES
+        """Index of the frame before which the time is measured next."""
+
+    def is_over(self, at: int) -> bool:
+        """Measure the time before the frame with index `at`."""
+        self.next_check = at + TURN_FRAMES
+        return self._now() - self._began >= TURN_S
+
+
+class CostlyRequests:
+    """Starts costly requests: one of each connection, `at_once` of all, round robin.
+
+    A request is the callback that starts it.  `finished` must follow for each that was started.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._in_progress: set[Hashable] = set()
+        self._waiting: dict[Hashable, deque[Start]] = {}
+        self._unwritable: set[Hashable] = set()
+        self._ready: dict[Hashable, None] = {}
+        """Connections of which a request can start, in the order of their turns."""
+
+    def add(self, connection: Hashable, start: Start) -> None:
+        """Start a request now, or when it is this connection's turn."""
+        self._waiting.setdefault(connection, deque()).append(start)
+        self._take_place(connection)
+        self._start_ready()
+
+    def finished(self, connection: Hashable) -> None:
+        """End the request of a connection that is in progress, and start the next ones."""
+        self._in_progress.discard(connection)
+        self._take_place(connection)
+        self._start_ready()
+
+    def withdraw(self, connection: Hashable, start: Start) -> bool:
+        """Remove a request that waits; False if it does not wait (any more)."""
+        waiting = self._waiting.get(connection)
+        if waiting is None or start not in waiting:
+            return False
+        waiting.remove(start)
+        if not waiting:
+            self._drop_waiting(connection)
+        return True
+
+    def drop(self, connection: Hashable) -> None:
+        """Remove all requests of a connection that wait: it has ended."""
+        self._unwritable.discard(connection)
+        self._drop_waiting(connection)
+
+    def set_writable(self, connection: Hashable, writable: bool) -> None:
+        """Start no request of a connection while its peer reads no answers."""
+        if writable:
+            self._unwritable.discard(connection)
+            self._take_place(connection)
+            self._start_ready()
+        else:
+            self._unwritable.add(connection)
+            self._ready.pop(connection, None)
+
+    def waiting(self, connection: Hashable) -> int:
+        """The number of a connection's requests that wait."""
+        return len(self._waiting.get(connection, ()))
+
+    def _drop_waiting(self, connection: Hashable) -> None:
+        self._waiting.pop(connection, None)
+        self._ready.pop(connection, None)
+
+    def _take_place(self, connection: Hashable) -> None:
+        """Put a connection at the end of the queue of turns, if a request of it can start."""
+        if (
+            connection in self._waiting
+            and connection not in self._in_progress
+            and connection not in self._unwritable
+        ):
+            self._ready.setdefault(connection)
+
+    def _start_ready(self) -> None:
+        while self._ready and len(self._in_progress) < self._at_once:
+            connection = next(iter(self._ready))
+            del self._ready[connection]
+            waiting = self._waiting[connection]
+            start = waiting.popleft()
+            if not waiting:
+                del self._waiting[connection]
+            self._in_progress.add(connection)
+            start()

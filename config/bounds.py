@@ -18,6 +18,16 @@ CONNECTION_INFLIGHT_BYTES = 32 * 1024 * 1024
 """Published bytes of one connection that are not durable; above it the connection is not read."""
 CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
+PEER_MEMORY_BYTES = 512 * 1024 * 1024
+"""Bytes held for all peers: incomplete frames, frames that wait, queued output.  Above it the
+connections end that hold the most for the longest.  A hundred peers that send the largest message
+at once take less than this, and so do a hundred that have CONNECTION_WRITE_HIGH_WATER queued."""
+PEER_PROGRESS_BYTES = 64 * 1024
+"""A peer makes progress when it has sent or read so much."""
+GONE_PEER_CHECK_S = 0.75
+"""How often connections that are not read are checked; two checks that find the peer gone end it."""
+HANDSHAKE_FRAME_BYTES = 64 * 1024
+"""Largest frame until CONNECT is answered."""
 HANDSHAKE_TIMEOUT_S = 10
 RELAY_KEEP_ALIVE_S = 30
 """How often the relay of an ordered consumer asks whether the leader still answers."""

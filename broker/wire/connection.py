@@ -431,6 +431,12 @@ class Connection(asyncio.Protocol):
         """The socket of the connection."""
         return cast("socket.socket | None", self._transport.get_extra_info("socket"))
 
+    def probe(self) -> None:
+        """Send PING, unless output is queued anyway: a system without the peer refuses it."""
+        if self._ready and self._forward is None and not self._outbox.queued_bytes:
+            self._pings.append(None)
+            self.send_encoded(_PING_FRAME)
+
     def pause_reading(self, why: str) -> None:
         """Read nothing until every reason is withdrawn."""
         if self._reading and not self.closing:

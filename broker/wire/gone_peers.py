@@ -4,6 +4,7 @@ A connection that is not read gets no end of file: its requests would be worked 
 """
 
 import asyncio
+import enum
 import socket
 import sys
 from collections.abc import Collection
@@ -11,8 +12,20 @@ from typing import Final, Protocol
 
 from config.bounds import GONE_PEER_CHECK_S
 
-_TCP_STATES_AFTER_FIN: Final = frozenset({7, 8, 9})
-"""TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LAST_ACK of Linux: the peer sends nothing more."""
+_TCP_CLOSE: Final = 7
+_TCP_CLOSE_WAIT: Final = 8
+_TCP_LAST_ACK: Final = 9
+"""States of a socket on Linux, the first byte of its TCP_INFO."""
+
+
+class PeerState(enum.Enum):
+    """What is known of the peer of a connection."""
+
+    PRESENT = "present"
+    CLOSED = "closed"
+    """It sends nothing more; what it sent before may be unread."""
+    RESET = "reset"
+    """It has refused what was sent to it, or is lost."""
 
 
 class PausedConnection(Protocol):
@@ -28,6 +41,10 @@ class PausedConnection(Protocol):
         """The socket, as long as it is open."""
         ...
 
+    def probe(self) -> None:
+        """Send something small to the peer, unless output is queued anyway."""
+        ...
+
     def abort(self, why: str) -> None:
         """End the connection at once; what is queued is lost."""
         ...
@@ -36,15 +53,17 @@ class PausedConnection(Protocol):
 class GonePeers:
     """Ends paused connections whose peers have closed them.
 
-    One timer serves all connections.  Connections that are read are left alone.  A peer has gone
-    when two checks in a row, GONE_PEER_CHECK_S apart, say so: a connection that is paused for a
-    moment only is served to its end.
+    One timer serves all connections.  Connections that are read are left alone.  A peer that has
+    closed has gone when two checks in a row, GONE_PEER_CHECK_S apart, say so: a connection that is
+    paused for a moment only is served to its end.  A peer that has sent more than the sockets hold
+    cannot even close; a probe is sent to it, which the system of a peer that has gone refuses.
     """
 
     def __init__(self, connections: Collection[PausedConnection]) -> None:
         """Check `connections`, which may change."""
         self._connections = connections
         self._suspected: set[PausedConnection] = set()
+        """Connections whose peers had closed at the last check."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -60,30 +79,37 @@ class GonePeers:
 
     def _check(self) -> None:
         self.start()
-        gone = {
-            connection
-            for connection in list(self._connections)
-            if connection.paused and peer_is_gone(connection.socket)
-        }
-        for connection in gone & self._suspected:
-            connection.abort("the peer has gone")
-        self._suspected = gone - self._suspected
+        suspected, self._suspected = self._suspected, set()
+        for connection in list(self._connections):
+            if not connection.paused:
+                continue
+            state = peer_state(connection.socket)
+            if state is PeerState.PRESENT:
+                connection.probe()
+            elif state is PeerState.RESET or connection in suspected:
+                connection.abort("the peer has gone")
+            else:
+                self._suspected.add(connection)
 
 
-def peer_is_gone(peer_socket: socket.socket | None) -> bool:
-    """Whether the peer has closed the connection, though unread bytes may be left."""
+def peer_state(peer_socket: socket.socket | None) -> PeerState:
+    """The state of the peer, though bytes that it sent may be unread."""
     if peer_socket is None:
-        return False
+        return PeerState.PRESENT
     try:
         if sys.platform == "linux":
-            state = peer_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-            return state[0] in _TCP_STATES_AFTER_FIN
-        # Elsewhere the end is seen only behind everything that was sent before it.
-        return peer_socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            info = peer_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+            if info[0] == _TCP_CLOSE:
+                return PeerState.RESET
+            closed = info[0] in (_TCP_CLOSE_WAIT, _TCP_LAST_ACK)
+        else:
+            # Elsewhere the end is seen only behind everything that was sent before it.
+            closed = peer_socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
-        return False
+        return PeerState.PRESENT
     except ConnectionError:
-        return True
+        return PeerState.RESET
     except (OSError, ValueError):
         # Not a TCP socket, or closed meanwhile: the transport reports that.
-        return False
+        return PeerState.PRESENT
+    return PeerState.CLOSED if closed else PeerState.PRESENT

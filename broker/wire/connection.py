@@ -45,6 +45,8 @@ _NO_REQUEST = 2**64 - 1
 _REQUESTS = "requests"
 _WRITING = "writing"
 _CONNECT_FIRST = "send CONNECT first, and larger frames when CONNECTED has come."
+REPORTED_PARTIAL_BYTES = 4 * 1024
+"""Less of an incomplete frame is not accounted: most reads of a busy producer leave so much."""
 _PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
 
 
@@ -132,7 +134,7 @@ class Connection(asyncio.Protocol):
         """Frames that were decoded before reading was paused, in order."""
         self._frame_error: FrameError | None = None
         self._partial_bytes = 0
-        """Bytes of an incomplete frame after the newest read."""
+        """Bytes of an incomplete frame after the newest read; 0 if they are too few to report."""
         self._frame_bytes = 0
         """Bytes of the frames in `_held`, at most."""
         self._input_bytes = 0
@@ -197,7 +199,7 @@ class Connection(asyncio.Protocol):
         if self._frame_error is not None and not self._held and not self.closing:
             self._close_for_violation(self._frame_error)
         partial = self._decoder.buffered_size
-        if (partial or self._held or self._partial_bytes) and not self.closing:
+        if partial > REPORTED_PARTIAL_BYTES or self._held or self._partial_bytes:
             self._note_held(len(data), partial)
 
     def eof_received(self) -> bool:
@@ -401,9 +403,11 @@ class Connection(asyncio.Protocol):
 
     def _note_held(self, size: int, partial: int) -> None:
         """Account a read of `size` bytes that leaves `partial` of an incomplete frame."""
+        if self.closing:
+            return
         if self._held:
-            self._frame_bytes += self._partial_bytes + size - partial
-        self._partial_bytes = partial
+            self._frame_bytes += max(0, self._partial_bytes + size - partial)
+        self._partial_bytes = partial if partial > REPORTED_PARTIAL_BYTES else 0
         self._input_bytes += size
         self._report_held()
 

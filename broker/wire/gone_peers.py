@@ -54,14 +54,17 @@ class GonePeers:
     """Ends paused connections whose peers have closed them.
 
     One timer serves all connections.  Connections that are read are left alone.  A peer that has
-    closed has gone when two checks in a row, GONE_PEER_CHECK_S apart, say so: a connection that is
+    closed has gone when two checks in a row, `interval_s` apart, say so: a connection that is
     paused for a moment only is served to its end.  A peer that has sent more than the sockets hold
     cannot even close; a probe is sent to it, which the system of a peer that has gone refuses.
     """
 
-    def __init__(self, connections: Collection[PausedConnection]) -> None:
+    def __init__(
+        self, connections: Collection[PausedConnection], interval_s: float = GONE_PEER_CHECK_S
+    ) -> None:
         """Check `connections`, which may change."""
         self._connections = connections
+        self._interval_s = interval_s
         self._suspected: set[PausedConnection] = set()
         """Connections whose peers had closed at the last check."""
         self._timer: asyncio.TimerHandle | None = None
@@ -69,7 +72,7 @@ class GonePeers:
     def start(self) -> None:
         """Check from now on."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(GONE_PEER_CHECK_S, self._check)
+        self._timer = loop.call_later(self._interval_s, self._check)
 
     async def stop(self) -> None:
         """Check no more."""

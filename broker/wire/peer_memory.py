@@ -1,8 +1,8 @@
 """The account of the bytes that a broker holds for its peers, with one bound for all of them.
 
 What counts: the bytes of incomplete frames, frames that wait while their connection is not read,
-and queued output.  A peer counts from the moment on at which something of it remains; one whose
-frames are whole, and whose output leaves at once, costs nothing here.
+and queued output.  A peer counts from the moment on at which some KiB of it remain; one whose
+frames are small or whole, and whose output leaves at once, costs nothing here.
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ import uvloop
 
 from broker.app.service import Broker
 from broker.wire.connection import Connection
-from broker.wire.gone_peers import PeerState, peer_state
+from broker.wire.gone_peers import GonePeers, PeerState, peer_state
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
 from tests.support.bounds import set_bound
@@ -96,11 +96,11 @@ async def test_peer_that_stays_keeps_its_paused_connection(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "MAX_PENDING_REQUESTS", 10)
-    set_bound(monkeypatch, "GONE_PEER_CHECK_S", 0.01)
-    await broker.gone_peers.stop()
-    broker.gone_peers.start()
+    checks = GonePeers(broker.connections, interval_s=0.01)
+    checks.start()
     async with flooding(broker, LOOKUP * 2000) as (_, waiting):
         await asyncio.sleep(0.1)
+        await checks.stop()
         assert len(broker.connections) == 1
         assert waiting.cancelled == 0
 

@@ -268,7 +268,7 @@ class Relay(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in commands of the leader."""
-        if self._exchange.state is ExchangeState.ENDED:
+        if self.ended.done():
             return
         try:
             frames: Sequence[Received] = self._decoder.feed(data)

@@ -25,7 +25,7 @@ at once take less than this, and so do a hundred that have CONNECTION_WRITE_HIGH
 PEER_PROGRESS_BYTES = 64 * 1024
 """A peer makes progress when it has sent or read so much."""
 GONE_PEER_CHECK_S = 0.75
-"""How often connections that are not read are checked; two checks that find the peer gone end it."""
+"""How often connections that are not read are checked; one ends when two find its peer gone."""
 HANDSHAKE_FRAME_BYTES = 64 * 1024
 """Largest frame until CONNECT is answered."""
 HANDSHAKE_TIMEOUT_S = 10

@@ -31,6 +31,16 @@ progress; each connection has one."""
 COSTLY_REQUESTS_WAITING = 100
 """Costly requests of one connection that wait for their turn; above it the connection is not
 read."""
+PEER_MEMORY_BYTES = 512 * 1024 * 1024
+"""Bytes held for all peers: incomplete frames, frames that wait, queued output.  Above it the
+connections end that hold the most for the longest.  A hundred peers that send the largest message
+at once take less than this, and so do a hundred that have CONNECTION_WRITE_HIGH_WATER queued."""
+PEER_PROGRESS_BYTES = 64 * 1024
+"""A peer makes progress when it has sent or read so much."""
+GONE_PEER_CHECK_S = 0.75
+"""How often connections that are not read are checked; one ends when two find its peer gone."""
+HANDSHAKE_FRAME_BYTES = 64 * 1024
+"""Largest frame until CONNECT is answered."""
 HANDSHAKE_TIMEOUT_S = 10
 RELAY_KEEP_ALIVE_S = 30
 """How often the relay of an ordered consumer asks whether the leader still answers."""

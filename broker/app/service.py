@@ -26,9 +26,11 @@ from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
+from broker.wire.gone_peers import GonePeers
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
 from broker.wire.log_limit import LogLimit
+from broker.wire.peer_memory import PeerMemory
 from broker.wire.request_share import CostlyRequests
 from broker.wire.server import BinaryServer
 from config.bounds import (
@@ -36,6 +38,7 @@ from config.bounds import (
     CONNECTION_INFLIGHT_BYTES,
     COSTLY_REQUESTS_AT_ONCE,
     DRAIN_REQUESTS_S,
+    PEER_MEMORY_BYTES,
     VIOLATIONS_LOGGED_PER_S,
 )
 from config.settings import Settings
@@ -91,6 +94,10 @@ class Broker:
             connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
         )
         self.segment_reads = SegmentReads()
+        self.peer_memory = PeerMemory(
+            PEER_MEMORY_BYTES, settings.max_connections, asyncio.get_running_loop().time
+        )
+        self.gone_peers = GonePeers(self.connections)
         self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
         self.serving = False
@@ -168,6 +175,8 @@ class Broker:
         self.idle_topics.start()
         at_stop("offloads", self.offloads.stop)
         self.offloads.start()
+        at_stop("gone_peers", self.gone_peers.stop)
+        self.gone_peers.start()
         await self._server.start()
         self.serving = True
         if self._several is not None:

@@ -82,6 +82,21 @@ class BrokerCollector(Collector):
         active = _Family("pulsar_active_connections", "Open client connections", ("cluster",))
         active.add((self._cluster,), len(self._broker.connections))
         yield active.metric
+        memory = self._broker.peer_memory
+        held = _Family(
+            "magnetar_peer_memory_bytes",
+            "Bytes held for clients: incomplete frames, waiting frames, queued output",
+            ("cluster",),
+        )
+        held.add((self._cluster,), memory.refresh())
+        yield held.metric
+        ended = _Family(
+            "magnetar_peer_memory_closed_connections_total",
+            "Connections closed because too many bytes were held for all clients",
+            ("cluster",),
+        )
+        ended.add((self._cluster,), memory.given_up)
+        yield ended.metric
 
     def _namespaces(self, topics: list[Topic]) -> Iterator[Metric]:
         family = _Family("pulsar_topics_count", "Topics and segments loaded", NAMESPACE_LABELS)

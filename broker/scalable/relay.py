@@ -268,6 +268,8 @@ class Relay(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in commands of the leader."""
+        if self.ended.done():
+            return
         try:
             frames: Sequence[Received] = self._decoder.feed(data)
             error: FrameError | None = None
@@ -373,6 +375,7 @@ class Relay(asyncio.Protocol):
         if state is ExchangeState.ENDED:
             return
         self._exchange.end()
+        self._decoder.discard()
         self._forget()
         if self._timer is not None:
             self._timer.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import structlog
@@ -43,21 +44,24 @@ PartitionCount = Callable[[TopicName], Awaitable[int]]
 class DagSession:
     """One session of one connection.
 
-    `topic` is None until its layout was sent; `sent` is the newest layout that was.
+    `topic` is None until its layout can be sent; `sent` is the newest layout that was.
     """
 
     connection: ClientConnection
     session_id: int
     topic: TopicName | None = None
     sent: ScalableTopicDAG | None = None
+    is_behind: bool = False
+    """Whether the newest layout waits for the client to read."""
 
 
 class DagSessions:
     """Sends a topic's layout to every session that asked for it, and every later layout.
 
     Each layout is pushed once to each session, in epoch order, in the turn of the loop in which the
-    change became known.  When segments or the lead of a topic move to other brokers, its newest
-    layout is pushed again with the new addresses.
+    change became known.  A client that does not read gets only the newest one, when it reads again.
+    When segments or the lead of a topic move to other brokers, its newest layout is pushed again
+    with the new addresses.
 
     An error is only ever sent as a first answer: after a layout clients would stop listening and
     keep a stale layout for good.
@@ -79,6 +83,8 @@ class DagSessions:
         self._partition_count = partition_count
         self._by_connection: dict[ClientConnection, dict[int, DagSession]] = {}
         self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
+        self._dags: dict[TopicName, ScalableTopicDAG] = {}
+        """The newest layout of each topic with sessions, which share it."""
         self._moved: dict[TopicName, asyncio.TimerHandle] = {}
         topics.on_layout(self._push)
 
@@ -113,7 +119,7 @@ class DagSessions:
             return
         session.topic = live.name
         self._by_topic.setdefault(live.name, {})[session] = None
-        self._send(session, live.name, dag_of(live.name, live.layout, self._placement))
+        self._send(session, live.name, self._dag_of(live))
 
     def close(self, connection: ClientConnection, session_id: int) -> None:
         """SCALABLE_TOPIC_CLOSE: send nothing more.  Unknown sessions are ignored."""
@@ -162,6 +168,7 @@ class DagSessions:
         sessions.pop(session, None)
         if not sessions:
             self._by_topic.pop(session.topic, None)
+            self._dags.pop(session.topic, None)
 
     async def _resolve(self, name: TopicName, *, create_if_missing: bool) -> LiveTopic | None:
         """The topic whose layout answers for a name; None for a regular topic."""
@@ -184,14 +191,37 @@ class DagSessions:
         sessions = self._by_topic.get(live.name)
         if not sessions:
             return
-        dag = dag_of(live.name, live.layout, self._placement)
+        dag = self._dag_of(live)
         for session in list(sessions):
             self._send(session, live.name, dag)
 
-    @staticmethod
-    def _send(session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
+    def _dag_of(self, live: LiveTopic) -> ScalableTopicDAG:
+        """The present layout; the same object for all sessions until it changes."""
+        dag = dag_of(live.name, live.layout, self._placement)
+        known = self._dags.get(live.name)
+        if known == dag:
+            return known
+        self._dags[live.name] = dag
+        return dag
+
+    def _send(self, session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
+        if session.is_behind:
+            return
+        if not session.connection.writable:
+            session.is_behind = True
+            session.connection.on_writable(partial(self._send_newest, session))
+            return
         session.sent = dag
         session.connection.send(dag_update(session.session_id, dag, name))
+
+    def _send_newest(self, session: DagSession) -> None:
+        """Send what was held back while the client did not read."""
+        session.is_behind = False
+        if session.topic is None or not self._is_open(session):
+            return
+        newest = self._dags.get(session.topic)
+        if newest is not None and newest != session.sent:
+            self._send(session, session.topic, newest)
 
     def moved(self, name: TopicName) -> None:
         """Push a topic's layout again: a segment, or its lead, may be at another broker."""
@@ -216,7 +246,7 @@ class DagSessions:
         live, sessions = self._topics.known(name), self._by_topic.get(name)
         if live is None or not sessions:
             return
-        dag = dag_of(live.name, live.layout, self._placement)
+        dag = self._dag_of(live)
         for session in list(sessions):
             if session.sent != dag:
                 self._send(session, live.name, dag)

@@ -1,6 +1,8 @@
 """WATCH_TC_ASSIGNMENTS: the broker that leads each transaction coordinator, and its changes."""
 
 import asyncio
+from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar, cast
 
 from broker.topics.client_connection import ClientConnection
@@ -26,11 +28,14 @@ class AssignmentWatches:
 
     Every update has a whole snapshot: all coordinators that have a leader.  Pulsar's clients rely
     on that.  While some coordinator has no leader, snapshots go out every TXN_ASSIGNMENTS_RETRY_S.
+    A client that does not read gets only the newest one, when it reads again.
     """
 
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
         self._watches: dict[ClientConnection, dict[int, None]] = {}
+        self._behind: set[ClientConnection] = set()
+        """Connections whose newest snapshots wait until they are writable."""
         self._timer: asyncio.Handle | None = None
         self._forget = coordinators.on_change(self._changed)
 
@@ -39,14 +44,14 @@ class AssignmentWatches:
         watches = self._watches.get(connection)
         if watches is None:
             watches = self._watches[connection] = {}
-            connection.on_close(lambda: (self._watches.pop(connection, None), None)[1])
+            connection.on_close(partial(self._connection_closed, connection))
         if watch_id not in watches and len(watches) >= TXN_WATCHES:
             raise TooManyWatches(
                 f"This connection watches the coordinators {len(watches)} times: close some."
             )
         watches[watch_id] = None
         if self._complete:
-            connection.send(self._update(watch_id, self._snapshot()))
+            self._send(connection, (watch_id,), self._snapshot())
         else:
             self._send_later()
 
@@ -83,10 +88,35 @@ class AssignmentWatches:
         self._timer = None
         snapshot = self._snapshot()
         for connection, watches in self._watches.items():
-            for watch_id in watches:
-                connection.send(self._update(watch_id, snapshot))
+            self._send(connection, watches, snapshot)
         if self._watches and not self._complete:
             self._send_later()
+
+    def _send(
+        self,
+        connection: ClientConnection,
+        watch_ids: Iterable[int],
+        snapshot: TcAssignmentsSnapshot,
+    ) -> None:
+        if connection in self._behind:
+            return
+        if not connection.writable:
+            self._behind.add(connection)
+            connection.on_writable(partial(self._send_newest, connection))
+            return
+        for watch_id in watch_ids:
+            connection.send(self._update(watch_id, snapshot))
+
+    def _send_newest(self, connection: ClientConnection) -> None:
+        """Send the snapshots that were held back while the client did not read."""
+        self._behind.discard(connection)
+        watches = self._watches.get(connection)
+        if watches:
+            self._send(connection, watches, self._snapshot())
+
+    def _connection_closed(self, connection: ClientConnection) -> None:
+        self._watches.pop(connection, None)
+        self._behind.discard(connection)
 
     def _snapshot(self) -> TcAssignmentsSnapshot:
         snapshot = TcAssignmentsSnapshot(parallelism=self._coordinators.parallelism)

@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -13,6 +14,7 @@ import structlog
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
 from broker.wire.outbox import Outbox
+from broker.wire.peer_memory import PeerMemory
 from broker.wire.protocol_violation import ProtocolViolation
 from broker.wire.request_share import Turn
 from broker.wire.services import BrokerServices
@@ -23,6 +25,7 @@ from config.bounds import (
     COSTLY_REQUESTS_WAITING,
     DECODED_COMMANDS,
     ECHO_WAIT_S,
+    HANDSHAKE_FRAME_BYTES,
     HANDSHAKE_TIMEOUT_S,
     LIVENESS_CHECK_S,
     MAX_FRAME_SIZE,
@@ -46,6 +49,9 @@ _NO_REQUEST = 2**64 - 1
 _REQUESTS = "requests"
 _COSTLY = "costly requests"
 _WRITING = "writing"
+_CONNECT_FIRST = "send CONNECT first, and larger frames when CONNECTED has come."
+REPORTED_PARTIAL_BYTES = 4 * 1024
+"""Less of an incomplete frame is not accounted: most reads of a busy producer leave so much."""
 _PING_FRAME = encode_command(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
 
 
@@ -86,6 +92,7 @@ class ConnectionHost(BrokerServices, Protocol):
     """The parts of a broker that its connections use."""
 
     connections: "set[Connection]"
+    peer_memory: PeerMemory
 
 
 class Connection(asyncio.Protocol):
@@ -120,7 +127,7 @@ class Connection(asyncio.Protocol):
         self.inflight_bytes = 0
         self._handlers = handlers
         self._send = send
-        self._decoder = FrameDecoder(MAX_FRAME_SIZE)
+        self._decoder = FrameDecoder(HANDSHAKE_FRAME_BYTES, advice=_CONNECT_FIRST)
         self._forward: Callable[[bytes], None] | None = None
         """Receiver of all that is read, once the connection is handed over."""
         self._loop = asyncio.get_running_loop()
@@ -131,6 +138,12 @@ class Connection(asyncio.Protocol):
         self._held: list[Received] = []
         """Frames that were decoded before reading was paused, in order."""
         self._frame_error: FrameError | None = None
+        self._partial_bytes = 0
+        """Bytes of an incomplete frame after the newest read; 0 if they are too few to report."""
+        self._frame_bytes = 0
+        """Bytes of the frames in `_held`, at most."""
+        self._input_bytes = 0
+        """Bytes of the reads that left something here."""
         self.paused: set[str] = set()
         """Reasons why reading is paused; empty while the connection is read."""
         self._reading = True
@@ -159,6 +172,7 @@ class Connection(asyncio.Protocol):
             high_water=CONNECTION_WRITE_HIGH_WATER,
             limit=CONNECTION_WRITE_LIMIT,
             on_change=self._writable_changed,
+            on_queued=self._report_held,
             give_up=self._give_up_writing,
         )
         self.put = self._outbox.put
@@ -176,11 +190,9 @@ class Connection(asyncio.Protocol):
         if self._forward is not None:
             self._forward(data)
             return
-        try:
-            frames: Sequence[Received] = self._decoder.feed(data, DECODED_COMMANDS)
-        except FrameError as error:
-            frames = error.frames_before
-            self._frame_error = error
+        if self._frame_bytes and not self._held:
+            self._frame_bytes = 0
+        frames = self._decode(data)
         if self._held or self.paused:
             self._held.extend(frames)
         else:
@@ -189,6 +201,9 @@ class Connection(asyncio.Protocol):
             self._leave_for_next_turn(())
         if self._frame_error is not None and not self._held and not self.closing:
             self._close_for_violation(self._frame_error)
+        partial = self._decoder.buffered_size
+        if partial > REPORTED_PARTIAL_BYTES or self._held or self._partial_bytes:
+            self._note_held(len(data), partial)
 
     def eof_received(self) -> bool:
         """Have the transport closed: the peer sends nothing more."""
@@ -207,7 +222,12 @@ class Connection(asyncio.Protocol):
         self._end()
         self._move(ConnectionState.CLOSED)
         self._timer.cancel()
-        self._outbox.discard()
+        # What refers to this connection goes, so that it is freed without a garbage collection.
+        self._outbox.close()
+        self._forward = None
+        for attached in (self.producers, self.consumers, self.topic_watches):
+            attached.clear()
+        self.broker.peer_memory.forget(self)
         self.broker.connections.discard(self)
         self._gone.set_result(None)
         if exc is not None:
@@ -314,6 +334,7 @@ class Connection(asyncio.Protocol):
     def ready(self) -> None:
         """Move to READY after CONNECT, and begin to keep the connection alive."""
         self._move(ConnectionState.READY)
+        self._decoder.set_limit(MAX_FRAME_SIZE)
         self._timer.cancel()
         self._timer = self._loop.call_later(self.keep_alive_interval_s, self._keep_alive)
 
@@ -401,7 +422,67 @@ class Connection(asyncio.Protocol):
         """Return when the socket is closed."""
         await asyncio.shield(self._gone)
 
+    # Bytes held for the peer
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Holder`."""
+        waiting = self._frame_bytes if self._held else 0
+        return waiting + self._decoder.buffered_size + self._outbox.queued_bytes
+
+    @property
+    def progress_bytes(self) -> int:
+        """See `Holder`."""
+        return self._input_bytes + self._outbox.drained_bytes
+
+    @property
+    def waits_for_broker(self) -> bool:
+        """See `Holder`.  A connection is not read as the broker is behind, or the peer is."""
+        return bool(self._held or self.paused) and _WRITING not in self.paused
+
+    def give_up(self) -> None:
+        """See `Holder`."""
+        self._loop.call_soon(self._abort_for_memory, self.held_bytes)
+
+    def _note_held(self, size: int, partial: int) -> None:
+        """Account a read of `size` bytes that leaves `partial` of an incomplete frame."""
+        if self.closing:
+            return
+        if self._held:
+            self._frame_bytes += max(0, self._partial_bytes + size - partial)
+        self._partial_bytes = partial if partial > REPORTED_PARTIAL_BYTES else 0
+        self._input_bytes += size
+        self._report_held()
+
+    def _report_held(self) -> None:
+        self.broker.peer_memory.report(self)
+
+    def _abort_for_memory(self, held_bytes: int) -> None:
+        if self.state is ConnectionState.CLOSED:
+            return
+        held_back = self.broker.violations.take()
+        if held_back is not None:
+            log.warning(
+                "connection_held_too_much",
+                remote=self.remote,
+                client=self.client_version,
+                held_bytes=held_bytes,
+                not_logged_before=held_back,
+            )
+        self.abort("it held the most of what all peers leave unread or unfinished")
+
     # Input
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """The socket of the connection."""
+        return cast("socket.socket | None", self._transport.get_extra_info("socket"))
+
+    def probe(self) -> None:
+        """Send PING, unless output is queued anyway: a system without the peer refuses it."""
+        if self._ready and self._forward is None and not self._outbox.queued_bytes:
+            self._pings.append(None)
+            self.send_encoded(_PING_FRAME)
 
     def pause_reading(self, why: str) -> None:
         """Read nothing until every reason is withdrawn."""
@@ -438,12 +519,17 @@ class Connection(asyncio.Protocol):
 
     def _decode_more(self) -> None:
         """Decode frames that came before, and serve them in the next turn of the loop."""
+        self._leave_for_next_turn(self._decode(b""))
+
+    def _decode(self, data: bytes) -> Sequence[Received]:
+        """The next frames; an error of the decoder is kept until they are served."""
         try:
-            frames: Sequence[Received] = self._decoder.feed(b"", DECODED_COMMANDS)
+            return self._decoder.feed(data, DECODED_COMMANDS)
         except FrameError as error:
-            frames = error.frames_before
-            self._frame_error = error
-        self._leave_for_next_turn(frames)
+            frames, error.frames_before = error.frames_before, ()
+            # Without its traceback, which would keep the connection and what was read.
+            self._frame_error = error.with_traceback(None)
+            return frames
 
     def _serve(self, frames: Sequence[Received]) -> None:
         handlers = self._handlers
@@ -578,6 +664,8 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         """Cancel requests and run the callbacks of the end, once."""
         self._held.clear()
+        self._decoder.discard()
+        self._frame_error = None
         for task in self._tasks:
             task.cancel()
         self._end_liveness_checks()

@@ -70,6 +70,8 @@ _HEADER: Final = 8
 MAX_COMMAND_SIZE: Final = 1024 * 1024
 """The largest command of a client.  The largest that clients send are schemas, and ACKs of
 thousands of messages; parsed, an ACK of tiny ids takes some forty times its bytes."""
+SMALLER_MESSAGES: Final = "send smaller messages, or raise the broker's largest message size."
+"""The advice in the error for a frame that is too large."""
 _SEND: Final = BaseCommand.SEND
 _MESSAGE: Final = BaseCommand.MESSAGE
 _MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
@@ -84,15 +86,21 @@ class FrameDecoder:
     times.  No memory is allocated for a length that was only announced.
     """
 
-    __slots__ = ("_buffer", "_error", "_max_command_size", "_max_frame_size", "_needed")
+    __slots__ = ("_advice", "_buffer", "_error", "_max_command_size", "_max_frame_size", "_needed")
 
-    def __init__(self, max_frame_size: int, max_command_size: int = MAX_COMMAND_SIZE) -> None:
+    def __init__(
+        self,
+        max_frame_size: int,
+        max_command_size: int = MAX_COMMAND_SIZE,
+        advice: str = SMALLER_MESSAGES,
+    ) -> None:
         """Refuse frames with more than `max_frame_size` bytes after the first size, and commands of
-        more than `max_command_size` bytes.
+        more than `max_command_size` bytes.  `advice` ends the error for a frame that is too large.
         """
         # Commands have a limit of their own, because they become objects, which are larger.
         self._max_frame_size = max_frame_size
         self._max_command_size = max_command_size
+        self._advice = advice
         self._buffer = bytearray()
         self._needed = 0
         self._error: FrameError | None = None
@@ -107,6 +115,15 @@ class FrameDecoder:
         """Whether the last `feed` stopped at `max_commands`: feed again, if need be nothing."""
         return bool(self._buffer) and not self._needed
 
+    def set_limit(self, max_frame_size: int) -> None:
+        """Refuse frames of more than `max_frame_size` bytes from now on, with the usual advice."""
+        self._max_frame_size = max_frame_size
+        self._advice = SMALLER_MESSAGES
+
+    def discard(self) -> None:
+        """Drop the bytes of an incomplete frame: nothing more will be fed."""
+        self._buffer = bytearray()
+
     def feed(self, data: bytes, max_commands: int = sys.maxsize) -> list[Received]:
         """Decode bytes; returns the frames that they complete, in order.
 
@@ -116,7 +133,8 @@ class FrameDecoder:
         every later call raises the error again, without these.
         """
         if self._error is not None:
-            raise self._error
+            # A new error, as each traceback would keep the frames of the caller.
+            raise type(self._error)(*self._error.args)
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed:
@@ -133,8 +151,11 @@ class FrameDecoder:
         if failure is not None:
             self._error = type(failure)(*failure.args)
             failure.frames_before = tuple(frames)
-            del data
-            raise failure
+            try:
+                raise failure
+            finally:
+                # The traceback has this frame, which must not have the error, or the bytes.
+                del failure, frames, data
         return frames
 
     def _split(self, data: bytes, frames: list[Received], max_commands: int) -> None:
@@ -159,8 +180,7 @@ class FrameDecoder:
                 ((total,), command_size) = _U32.unpack_from(data, position), -1
             if total > limit:
                 raise FrameTooLarge(
-                    f"A frame of {total} bytes is announced and {limit} is the most; send smaller "
-                    "messages, or raise the broker's largest message size."
+                    f"A frame of {total} bytes is announced and {limit} is the most; {self._advice}"
                 )
             if total < 4:
                 raise MalformedFrame(

@@ -114,6 +114,22 @@ class Shell(Protocol):
         """Close the socket; called once, before requests and handlers get the error."""
 
 
+class _NoShell:
+    """The shell of a connection that has ended."""
+
+    def write(self, *parts: bytes) -> None:
+        pass
+
+    def prove(self, challenge: AuthData) -> None:
+        pass
+
+    def ready(self, connected: CommandConnected) -> None:
+        pass
+
+    def end(self, error: MagnetarError) -> None:
+        pass
+
+
 _ROUTES: Final[Mapping[int, tuple[PeerKind, str]]] = MappingProxyType(
     {
         BaseCommand.SEND_RECEIPT: (PeerKind.PRODUCER, "send_receipt.producer_id"),
@@ -167,13 +183,14 @@ class ConnectionCore:
         self.connected = CommandConnected()
         self.max_message_size = MAX_MESSAGE_SIZE
         self.requests = Requests()
-        self._shell = shell
+        self._shell: Shell = shell
         self._hello = hello
         self._keep_alive_s = keep_alive_s
         self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._refusal: str | None = None
-        self._end: MagnetarError | None = None
+        self._end_reason: str | None = None
+        """The sentence of the error that ended it.  The error itself gathers tracebacks."""
         self._decoder = _decoder(MAX_MESSAGE_SIZE)
         self._next_decoder: FrameDecoder | None = None
         self._handlers: dict[PeerKind, dict[int, Handler]] = {kind: {} for kind in PeerKind}
@@ -219,13 +236,17 @@ class ConnectionCore:
         if self.state is ConnectionState.ENDED:
             return
         self._enter(ConnectionState.ENDED)
-        self._end = error
+        self._end_reason = str(error)
+        self._decoder.discard()
         self._next_decoder = None
         lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error))
         handlers = [each for some in self._handlers.values() for each in some.values()]
         for some in self._handlers.values():
             some.clear()
         self._shell.end(error)
+        # What refers back to the core goes, so that it is freed without a garbage collection.
+        self._shell = _NoShell()
+        self._others.clear()
         self.requests.fail(lost)
         for handler in handlers:
             try:
@@ -251,8 +272,8 @@ class ConnectionCore:
             return
         raise ConnectionLost(
             "The connection is not ready yet; wait until it is."
-            if self._end is None
-            else f"The connection has ended: {self._end}"
+            if self._end_reason is None
+            else f"The connection has ended: {self._end_reason}"
         )
 
     def _enter(self, state: ConnectionState) -> None:
@@ -315,6 +336,8 @@ class ConnectionCore:
 
     def received(self, data: bytes, now: float) -> None:
         """Decode bytes of the broker, and serve their frames."""
+        if self.state is _ENDED:
+            return
         self._heard_at = now
         if self._next_decoder is not None and not self._decoder.buffered_size:
             self._decoder, self._next_decoder = self._next_decoder, None

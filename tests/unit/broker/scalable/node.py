@@ -139,7 +139,8 @@ class Peer:
         self.connected_ms = 0
         self.closing = False
         self.silent = False
-        self.writable = True
+        self._unwritable = False
+        self._on_writable: list[Callable[[], None]] = []
         self.closed_because: str | None = None
         self.sent: list[pb.BaseCommand] = []
         self.consumers: dict[int, object] = {}
@@ -166,8 +167,23 @@ class Peer:
         if self.consumers.get(consumer_id) is consumer:
             del self.consumers[consumer_id]
 
+    @property
+    def writable(self) -> bool:
+        return not self._unwritable
+
+    @writable.setter
+    def writable(self, writable: bool) -> None:
+        self._unwritable = not writable
+        if writable:
+            callbacks, self._on_writable = self._on_writable, []
+            for callback in callbacks:
+                callback()
+
     def on_writable(self, callback: Callable[[], None]) -> None:
-        callback()
+        if self.writable:
+            callback()
+        else:
+            self._on_writable.append(callback)
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         if self.closing:

@@ -68,6 +68,30 @@ async def test_every_change_is_pushed_once_to_each_session(topic: Node) -> None:
             assert [epoch for number, epoch in told if number == session] == [0, 1, 2]
 
 
+async def test_a_client_that_does_not_read_gets_the_newest_layout_alone(topic: Node) -> None:
+    peer, late = topic.peer(), topic.peer()
+    await peer.watch()
+    assert only(peer).dag.epoch == 0
+    peer.writable = late.writable = False
+    await late.watch()
+    await topic.scalable.split(TOPIC, 0)
+    await topic.scalable.split(TOPIC, 1)
+    assert peer.layouts() == late.layouts() == []
+    peer.writable = late.writable = True
+    assert only(peer).dag.epoch == only(late).dag.epoch == 2
+    await topic.scalable.split(TOPIC, 2)
+    assert only(peer).dag.epoch == only(late).dag.epoch == 3
+
+
+async def test_a_session_closed_while_its_client_does_not_read_gets_nothing(topic: Node) -> None:
+    peer = topic.peer()
+    peer.writable = False
+    session_id = await peer.watch()
+    topic.scalable.sessions.close(peer.as_connection(), session_id)
+    peer.writable = True
+    assert peer.layouts() == []
+
+
 async def test_layout_has_sealed_segments_with_parents_and_children(topic: Node) -> None:
     peer = topic.peer()
     await peer.watch()

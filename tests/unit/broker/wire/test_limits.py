@@ -7,7 +7,7 @@ import pytest
 
 from broker.topics.publish_limits import PublishLimits
 from broker.wire.log_limit import LogLimit
-from broker.wire.outbox import Outbox
+from broker.wire.outbox import REPORTED_OUTPUT_BYTES, Outbox
 from broker.wire.topic_pattern import TopicPattern, UnsupportedPattern
 
 
@@ -90,13 +90,18 @@ class Watched:
         self.transport = Transport()
         self.changes: list[bool] = []
         self.given_up = 0
+        self.reports = 0
         self.outbox = Outbox(
             self.transport,
             high_water=100,
             limit=limit,
             on_change=self.changes.append,
+            on_queued=self.note_queued,
             give_up=self.give_up,
         )
+
+    def note_queued(self) -> None:
+        self.reports += 1
 
     def give_up(self) -> None:
         self.given_up += 1
@@ -138,6 +143,34 @@ async def test_a_peer_that_never_reads_is_given_up() -> None:
     assert not watched.given_up
     watched.outbox.put(b"x")
     assert watched.given_up
+
+
+async def test_output_is_reported_when_much_of_it_is_left() -> None:
+    watched = Watched()
+    watched.outbox.put(b"x")
+    watched.outbox.flush()
+    assert watched.reports == 0
+    watched.transport.buffered = REPORTED_OUTPUT_BYTES + 1
+    watched.outbox.put(b"x")
+    watched.outbox.flush()
+    assert watched.reports > 0
+    assert watched.outbox.queued_bytes == REPORTED_OUTPUT_BYTES + 1
+
+
+async def test_an_outbox_that_is_closed_queues_nothing_more() -> None:
+    watched = Watched()
+    called: list[int] = []
+    watched.outbox.put(b"x" * 101)
+    watched.outbox.when_writable(lambda: called.append(1))
+    watched.outbox.close()
+    watched.outbox.put(b"x" * 2000)
+    watched.outbox.when_writable(lambda: called.append(2))
+    await asyncio.sleep(0)
+    assert watched.outbox.queued_bytes == 0
+    assert watched.transport.writes == []
+    assert watched.changes == [False]
+    assert not watched.given_up
+    assert called == []
 
 
 MATCHES = [

@@ -1,6 +1,9 @@
 """Frames: golden bytes, every way to be wrong, chunking, mutation, memory."""
 
+import contextlib
+import gc
 import tracemalloc
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -384,3 +387,46 @@ def test_a_million_missing_fields_make_one_short_sentence() -> None:
         FrameDecoder(8 << 20).feed(raw_frame(ack_of(b"\x1a\x00" * 500_000)))
     assert "ack.message_id.ledger_id is not set" in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+def test_an_error_that_is_raised_again_gathers_no_traceback() -> None:
+    decoder = FrameDecoder(LIMIT)
+    errors: list[FrameError] = []
+    for _ in range(3):
+        with pytest.raises(FrameError) as raised:
+            decoder.feed(bytes(64))
+        errors.append(raised.value)
+    assert errors[1] is not errors[2]
+    assert str(errors[1]) == str(errors[2])
+
+
+def test_a_decoder_and_its_error_are_freed_without_a_garbage_collection() -> None:
+    class Watched(FrameDecoder):
+        """Can be referred to weakly."""
+
+        __slots__ = ("__weakref__",)
+
+    gc.disable()
+    try:
+        decoder = Watched(LIMIT)
+        freed = weakref.ref(decoder)
+        for _ in range(2):
+            with contextlib.suppress(FrameError):
+                decoder.feed(bytes(64))
+        del decoder
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_the_limit_of_frames_can_be_raised_within_a_frame() -> None:
+    frame = encode_send(SEND, ENTRY)
+    with pytest.raises(FrameTooLarge, match="wait a little"):
+        FrameDecoder(10, advice="wait a little.").feed(frame)
+    decoder = FrameDecoder(10, advice="wait a little.")
+    assert decoder.feed(frame[:3]) == []
+    decoder.set_limit(LIMIT)
+    assert decoder.feed(frame[3:]) == [SENT]
+    assert decoder.feed(frame[:20]) == []
+    decoder.discard()
+    assert decoder.buffered_size == 0

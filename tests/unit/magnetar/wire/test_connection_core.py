@@ -1,5 +1,9 @@
 """The core of a connection: handshake, answers, what comes unasked, silence, the end."""
 
+import gc
+import tracemalloc
+import weakref
+
 import pytest
 
 from magnetar.bounds import FORGOTTEN_REQUESTS, FRAME_HEADROOM, MAX_MESSAGE_SIZE
@@ -456,3 +460,40 @@ class TestDefects:
         assert [request_id for request_id, _ in outcomes] == [2, 4]
         assert len(handler.losses) == 1
         assert len(caplog.records) == 2
+
+
+class TestMemory:
+    def test_an_ended_connection_holds_no_partial_frame(self, shell: RecordingShell) -> None:
+        made = ready_core(shell)
+        tracemalloc.start()
+        try:
+            made.received(b"\x00\x10\x00\x00" + bytes(500_000), 1.0)
+            before, _ = tracemalloc.get_traced_memory()
+            made.end(ConnectionLost("x"))
+            made.received(bytes(500_000), 2.0)
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert before > 500_000
+        assert after < 100_000
+
+    def test_an_ended_connection_is_freed_without_a_garbage_collection(self) -> None:
+        class Socket(RecordingShell):
+            """Has the core, as a `Connection` has."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.core = ready_core(self)
+
+        gc.disable()
+        try:
+            socket = Socket()
+            error = ConnectionLost("x")
+            socket.core.end(error)
+            with pytest.raises(ConnectionLost, match="has ended: x"):
+                socket.core.check_usable()
+            freed = weakref.ref(socket), weakref.ref(socket.core)
+            del socket
+            assert [each() for each in freed] == [None, None]
+        finally:
+            gc.enable()

@@ -149,6 +149,8 @@ class SqliteWriter:
             except sqlite3.IntegrityError:
                 # An assumption was wrong, and nothing was changed: load the state, apply anew.
                 pass
+            except sqlite3.Error as error:
+                raise metadata_error(error, self._path) from error
         try:
             return self._apply(operations, self._load(operations))
         except sqlite3.Error as error:

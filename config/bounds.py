@@ -206,6 +206,9 @@ LEDGER_RECLAIM_PAUSE_S = 30
 LEDGER_COMPACT_BYTES_PER_S = 16 * 1024 * 1024
 """Bytes each second that compaction may write."""
 LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
+LEDGER_VERIFY_BYTES_PER_S = 32 * 1024 * 1024
+"""Bytes each second that are verified in the background after a start."""
+LEDGER_VERIFY_STEP_BYTES = 256 * 1024
 LEDGER_COMPACT_SOURCES = 64
 """Most files that one compaction merges."""
 

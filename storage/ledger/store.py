@@ -4,12 +4,13 @@ One contract suite holds every backend to the docstrings here (`tests/contract/l
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from magnetar.protocol.ids import LedgerId
 from magnetar.protocol.server_error import InternalError, OperatorError, ServerError
+from storage.damage import EntryRange
 
 AppendCallback = Callable[[int, "LedgerError | None"], None]
 """Called with the entry id and None when the entry is durable, or with the error."""
@@ -163,6 +164,17 @@ class LedgerStore(ABC):
     @abstractmethod
     async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
         """Describe a ledger without opening it.  Raises `NoSuchLedger`."""
+
+    def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:  # noqa: B027
+        """Raise `DamagedData` if one of the ledgers of `stream` lost entries and the operator wants
+        such streams refused.
+
+        Stores that do not keep track of damage never raise.
+        """
+
+    def missing_entries(self, ledger_id: int) -> Sequence[EntryRange]:
+        """Ranges of entries that are lost, and that readers are to step over, in order."""
+        return ()
 
     @abstractmethod
     async def close(self) -> None:

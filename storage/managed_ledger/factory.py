@@ -103,7 +103,8 @@ class ManagedLedgerFactory:
         """The stream of a ledger path (`public/default/persistent/x`), loaded once.
 
         `retention` returns the retention policy at any time.  Raises
-        `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`.
+        `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`,
+        and `DamagedData` if entries of it were lost and the operator wants it refused then.
         """
         async with self._slot(name) as slot:
             ledger = slot.ledger
@@ -144,7 +145,9 @@ class ManagedLedgerFactory:
         async with self._slot(name) as slot:
             ledger = slot.ledger
             if ledger is None or ledger.state in _STOPPED:
-                ledger = await open_stream(name, self._stores, _no_policy, create=False)
+                ledger = await open_stream(
+                    name, self._stores, _no_policy, create=False, damaged=True
+                )
             slot.ledger = None
             try:
                 if require_unused is not None:

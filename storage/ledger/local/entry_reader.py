@@ -139,7 +139,7 @@ class EntryReader:
         """
         wanted = self._locate(first, last, max_bytes)
         entries: list[bytes] = []
-        for span in _spans(wanted):
+        for span in spans(wanted):
             for found, entry in self._read_span(span):
                 if entry is None:
                     entry = self._read_without_index(found)
@@ -218,7 +218,7 @@ class EntryReader:
         )
 
 
-def _spans(wanted: Sequence[LocatedEntry]) -> Iterable[Sequence[LocatedEntry]]:
+def spans(wanted: Sequence[LocatedEntry]) -> Iterable[Sequence[LocatedEntry]]:
     """Divide into pieces that one read fetches."""
     start = 0
     for at in range(1, len(wanted) + 1):

@@ -107,6 +107,8 @@ class DamageReport:
 
     def __init__(self, policy: DamagePolicy = DamagePolicy.REFUSE_TOPIC) -> None:
         self.policy = policy
+        self.streams: frozenset[str] = frozenset()
+        """Ledger paths of topics with records in damaged pages of the metadata file."""
         self.metadata_is_behind = False
         """Commits of the metadata store were lost, so records may be missing."""
         self._ledgers: dict[int, LedgerDamage] = {}
@@ -211,6 +213,11 @@ class DamageReport:
         """Raise `DamagedData` if one of the ledgers lost entries, unless these may be left out."""
         if self.policy is DamagePolicy.SERVE_WHAT_IS_LEFT:
             return
+        if stream in self.streams:
+            raise DamagedData(
+                f"{stream} is not served, as its records are in a damaged page of the metadata "
+                f"file and may be wrong. {ADVICE}"
+            )
         found = [self._ledgers[each] for each in ledger_ids if each in self._ledgers]
         if found:
             more = f" {len(found) - 3} more are damaged." if len(found) > 3 else ""

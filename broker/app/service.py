@@ -39,6 +39,7 @@ from config.bounds import (
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
+from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.metadata.counted_metadata import CountedMetadata
 from storage.metadata.store import Session
@@ -73,6 +74,7 @@ class Broker:
     producer_names: ProducerNames
     idle_topics: IdleTopics
     offloads: Offloads
+    damage: DamageReport
     _health: HealthCheck
 
     def __init__(
@@ -92,6 +94,7 @@ class Broker:
         self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
         self.serving = False
         self._http_socket: socket.socket | None = None
+        self._checks: asyncio.Future[None] | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
         self._server = BinaryServer(self, handler_table(), send)
@@ -121,6 +124,7 @@ class Broker:
         stores = self._stores or await open_stores(settings, self.clock, self.random)
         self._stores = stores
         self._exit.callback(stores.release)
+        self.damage = stores.damage
         at_stop("metadata", stores.metadata.close)
         at_stop("ledgers", stores.ledgers.close)
         self.metadata = CountedMetadata(stores.metadata, asyncio.get_running_loop().time)
@@ -167,6 +171,8 @@ class Broker:
         self.offloads.start()
         await self._server.start()
         self.serving = True
+        if stores.check_later is not None:
+            self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
 

@@ -172,6 +172,11 @@ class LedgerStore(ABC):
         Stores that do not keep track of damage never raise.
         """
 
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether no ledger may be deleted only because no record names it: data was lost."""
+        return False
+
     def missing_entries(self, ledger_id: int) -> Sequence[EntryRange]:
         """Ranges of entries that are lost, and that readers are to step over, in order."""
         return ()

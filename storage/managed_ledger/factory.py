@@ -186,10 +186,11 @@ class ManagedLedgerFactory:
     async def sweep_orphans(self) -> list[LedgerId]:
         """Delete the ledgers that no record names, and return their ids.
 
-        Call it before the first `open`, which waits for it.  Does nothing on shared stores.
+        Call it before the first `open`, which waits for it.  Does nothing on shared stores, and
+        while the ledger store keeps everything because data was lost.
         """
         # A ledger that another process just made, and has not named yet, looks like an orphan.
-        if self.limits.claim_on_open:
+        if self.limits.claim_on_open or self._stores.ledgers.keeps_everything:
             return []
         async with self._sweeping:
             if self.loaded():

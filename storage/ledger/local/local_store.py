@@ -259,6 +259,12 @@ class LocalLedgerStore(LedgerStore):
         """See `LedgerStore`."""
         self.damage.require_whole(stream, ledger_ids)
 
+    @property
+    def keeps_everything(self) -> bool:
+        """See `LedgerStore`."""
+        # A record that names the ledger may be among those that were lost, whatever was chosen.
+        return self.damage.keeps_everything or self.damage.metadata_is_behind
+
     def missing_entries(self, ledger_id: int) -> Sequence[EntryRange]:
         """See `LedgerStore`."""
         return self.damage.missing_entries(ledger_id)

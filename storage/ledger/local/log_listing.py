@@ -81,5 +81,9 @@ class LogListing:
             if found is None or found.value != tried:
                 self._lost = True
                 return
-            written = await self._metadata.put(LISTING_KEY, value, expect=found.version)
+            try:
+                written = await self._metadata.put(LISTING_KEY, value, expect=found.version)
+            except VersionConflict:
+                self._lost = True
+                return
         self._saved, self._version = value, written.version

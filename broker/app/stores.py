@@ -12,6 +12,7 @@ from config.settings import Settings
 from storage.clock import Clock
 from storage.damage import DamageKind, DamagePolicy, DamageReport
 from storage.data_directory import DataDirectory
+from storage.durable_mark import DurableMark
 from storage.ledger.local.disk import RealDisk
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
@@ -22,7 +23,7 @@ from storage.managed_ledger.types import Limits
 from storage.metadata.keys import LAST
 from storage.metadata.open import open_metadata_store
 from storage.metadata.sqlite import SqliteMetadataStore
-from storage.metadata.store import MetadataStore
+from storage.metadata.store import MetadataError, MetadataStore
 
 if TYPE_CHECKING:
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
@@ -71,6 +72,7 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
             rng=rng,
             guard=directory.deletion_guard,
             damage=damage,
+            mark=DurableMark.open(directory.mark_path),
         )
         opened.push_async_callback(ledgers.close)
         await ledgers.start()
@@ -88,10 +90,13 @@ async def _report_metadata_damage(metadata: SqliteMetadataStore, damage: DamageR
     """Report what the opening of the metadata file found, and the topics in damaged pages."""
     found = metadata.damage
     if found.blocks:
-        hits = await metadata.scan_index(NAMES_INDEX, "", LAST)
-        found.streams = sorted(
-            {*found.streams, *streams_on(found.blocks, [hit.index_key for hit in hits])}
-        )
+        try:
+            names = [hit.index_key for hit in await metadata.scan_index(NAMES_INDEX, "", LAST)]
+        except MetadataError as error:
+            # Topics whose records cannot be read refuse by themselves.
+            names = []
+            found.sentences.append(f"Not all topics can be listed: {error}")
+        found.streams = sorted({*found.streams, *streams_on(found.blocks, names)})
         found.blocks.clear()
         await asyncio.to_thread(metadata.keep_damage)
     for sentence in found.sentences:

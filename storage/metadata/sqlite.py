@@ -12,9 +12,9 @@ import structlog
 
 from config import bounds
 from storage.clock import Clock
+from storage.durable_mark import DurableMark
 from storage.metadata import operations
 from storage.metadata.batch_thread import BatchThread, Delivery
-from storage.metadata.commit_mark import CommitMark
 from storage.metadata.embedded_store import EmbeddedStore, QueuedRequest, error_of_one
 from storage.metadata.file_damage import (
     FileDamage,
@@ -276,7 +276,7 @@ class SqliteConnections:
         known = self._load_damage()
         is_new = not path.exists()
         connection = open_file(path)
-        self._mark = _open_mark(path)
+        self._mark = DurableMark.open(path.with_name(f"{path.name}.commit"))
         self.writer = SqliteWriter(connection, path, self._mark)
         try:
             self._compare_revision()
@@ -315,12 +315,12 @@ class SqliteConnections:
         return known
 
     def _compare_revision(self) -> None:
-        if self._mark is not None and self.writer.revision < self._mark.revision:
-            lost = self._mark.revision - self.writer.revision
+        if self._mark is not None and self.writer.revision < self._mark.values[0]:
+            lost = self._mark.values[0] - self.writer.revision
             self.damage.is_behind = True
             self.damage.sentences.append(
                 f"The metadata file {self._path} has lost its newest {lost} changes: it is at "
-                f"revision {self.writer.revision}, and {self._mark.revision} was acknowledged. "
+                f"revision {self.writer.revision}, and {self._mark.values[0]} was acknowledged. "
                 "Topics may lack ledgers, subscriptions, acknowledgements and transactions."
             )
 
@@ -335,12 +335,3 @@ class SqliteConnections:
             write_sums(self._path)
         except OSError as error:
             _log.warning("metadata_sums_not_written", error=str(error))
-
-
-def _open_mark(path: Path) -> CommitMark | None:
-    try:
-        return CommitMark(path)
-    except OSError as error:
-        # A disk too full for this file must not keep the broker from starting.
-        _log.warning("metadata_commit_mark_not_opened", error=str(error))
-        return None

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from storage.durable_mark import DurableMark
 from storage.metadata import group
-from storage.metadata.commit_mark import CommitMark
 from storage.metadata.group import Change, Group, Outcome, Stored, View
 from storage.metadata.keys import LAST, level_of
 from storage.metadata.known_records import KnownRecords
@@ -118,7 +118,7 @@ class SqliteWriter:
     # Nothing changes between the two statements: no other connection writes.
 
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, mark: CommitMark | None = None
+        self, connection: sqlite3.Connection, path: Path, mark: DurableMark | None = None
     ) -> None:
         """Raises `MetadataError` if the file cannot be read; `mark` gets each revision."""
         self._mark = mark

@@ -87,7 +87,10 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
         record = records[ledger_id]
         closed = record.state is LedgerState.CLOSED
         missing = holes(ledger.readable, record.last_entry_id if closed else ledger.end)
-        unsure = not closed and any(_may_hold_end(each, ledger_id, ledger) for each in unexplained)
+        unsure = not closed and (
+            any(_may_hold_end(each, ledger_id, ledger) for each in unexplained)
+            or any(ledger.newest_file <= number for number in found.lost_ends)
+        )
         if missing or unsure:
             result.losses[ledger_id] = Loss(missing, unsure)
     if result.losses:

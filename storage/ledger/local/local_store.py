@@ -13,6 +13,7 @@ from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.damage import DamageKind, DamageReport, EntryRange
+from storage.durable_mark import DurableMark
 from storage.ledger.local.disk import Disk, ledger_error
 from storage.ledger.local.inspection import Inspection, inspect
 from storage.ledger.local.ledger_records import (
@@ -80,8 +81,15 @@ class LocalLedgerStore(LedgerStore):
         rng: random.Random | None = None,
         guard: DeletionGuard = unguarded,
         damage: DamageReport | None = None,
+        mark: DurableMark | None = None,
     ) -> None:
-        """`guard` is entered before files are removed; `rng` makes the nonces of log files."""
+        """Make a store that is not started.
+
+        `guard` is entered before files are removed; `rng` makes the nonces of log files; `mark`
+        gets the number of the newest log file and its durable length.
+        """
+        self._mark = mark
+        self._marked = 0 if mark is None else mark.values[0]
         self.damage = damage or DamageReport()
         """The damage that was found, and the operator's choice."""
         limits = limits or LedgerLimits()
@@ -98,7 +106,7 @@ class LocalLedgerStore(LedgerStore):
         )
         self._verifier = Verifier(disk, self._files, limits, self._entry_lost)
         self._sealer = Sealer(disk, self._files, limits, self._reclaim.wake)
-        self._writer = LogWriter(disk, self._files, limits, rng, self._sealer.add)
+        self._writer = LogWriter(disk, self._files, limits, rng, self._sealer.add, self._durable)
         self._source = EntrySource(disk, self._files, self._entry_lost)
         self._streams: dict[int, str] = {}
         self._cells: WeakValueDictionary[int, LedgerCell] = WeakValueDictionary()
@@ -111,9 +119,17 @@ class LocalLedgerStore(LedgerStore):
         Raises `LedgerError` if that cannot be done, `DamagedData` as the operator chose.
         """
         listed = await self._listing.load()
-        records = await self._records.all()
         try:
-            found = await self._disk.maintain(partial(recover, self._disk, listed))
+            records = await self._records.all()
+        except MetadataError as error:
+            # Nothing is compared then, and nothing may be deleted.
+            records = {}
+            self.damage.note(
+                DamageKind.METADATA, f"The records of ledgers cannot all be read: {error}"
+            )
+        try:
+            durable = (0, 0) if self._mark is None else self._mark.values
+            found = await self._disk.maintain(partial(recover, self._disk, listed, durable))
             last_id = await self._records.last_id()
             self._require_metadata(found.max_ledger, last_id)
             inspection = await self._disk.maintain(partial(inspect, self._disk, found, records))
@@ -133,6 +149,12 @@ class LocalLedgerStore(LedgerStore):
         self._lister = asyncio.get_running_loop().create_task(self._keep_listing())
         self._reclaim.start([] if self.damage.has_loss else found.superfluous)
         self._verifier.start(frozenset(records))
+
+    def _durable(self, number: int, end: int) -> None:
+        """Note how far the newest log file is durable."""
+        if self._mark is not None:
+            self._marked = number
+            self._mark.note(number, end)
 
     def _require_metadata(self, max_ledger: int, last_id: int | None) -> None:
         """Compare the newest ledger of the log with the last id that was given out."""
@@ -167,7 +189,13 @@ class LocalLedgerStore(LedgerStore):
         self.damage.note_ledger(ledger_id, stream, [(entry_id, entry_id)])
 
     async def _list_files(self) -> None:
-        await self._listing.save([*self._files.sealed, *self._files.memory])
+        files = [*self._files.sealed, *self._files.memory]
+        if self._mark is not None and self._marked not in {file.number for file in files}:
+            # The file was given up: a start must not miss it.
+            self._marked = 0
+            self._mark.note(0)
+            await self._disk.maintain(self._mark.sync)
+        await self._listing.save(files)
 
     async def _keep_listing(self) -> None:
         """Keep the list of files in the metadata store, as they come and go."""
@@ -288,6 +316,8 @@ class LocalLedgerStore(LedgerStore):
         await self._close_listing()
         self._source.closed = True
         await self._disk.close()
+        if self._mark is not None:
+            self._mark.close()
 
     async def _close_listing(self) -> None:
         if self._lister is None:

@@ -33,7 +33,7 @@ from storage.ledger.local.log_files import (
     number_of,
 )
 from storage.ledger.local.log_listing import ListedFile
-from storage.ledger.local.scan import LogScan, scan_log
+from storage.ledger.local.scan import UNATTRIBUTED, LogScan, scan_log
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +43,8 @@ class RecoveredFiles:
     """The log files that a start found.
 
     `superfluous` are names of files that reclaim may remove, in this order; among them may be
-    indexes without a log, which are all that is left of a lost file.
+    indexes without a log, which are all that is left of a lost file.  `lost_ends` are files that
+    lost bytes at their end, of entries that nothing names.
     """
 
     sealed: list[LogFile] = field(default_factory=list)
@@ -51,6 +52,7 @@ class RecoveredFiles:
     superfluous: list[str] = field(default_factory=list)
     findings: list["FileFinding"] = field(default_factory=list)
     missing: list[ListedFile] = field(default_factory=list)
+    lost_ends: set[int] = field(default_factory=set)
     next_number: int = 1
     max_ledger: int = -1
 
@@ -89,24 +91,32 @@ def write_index(disk: Disk, file: LogFile, replaces: tuple[int, ...] = ()) -> In
     return decode_index_header(pieces[0])
 
 
-def recover(disk: Disk, listed: Mapping[int, ListedFile]) -> RecoveredFiles:
+def recover(
+    disk: Disk, listed: Mapping[int, ListedFile], durable: tuple[int, int] = (0, 0)
+) -> RecoveredFiles:
     """Recover the log files.  Job side.  Raises `OSError`.
 
-    `listed` are the files that must be there.
+    `listed` are the files that must be there, `durable` the number of the newest file and the
+    length up to which it was durable at least.
 
     Only the header of an index file is read.  Log files without an index file (the newest after a
     crash, rarely one or two before it) are read through, and get one.  They take no further groups:
     a start always writes into a new file.
     """
-    return _Recovery(disk, listed).run()
+    return _Recovery(disk, listed, durable).run()
 
 
 class _Recovery:
     """Recovery at one start."""
 
-    def __init__(self, disk: Disk, listed: Mapping[int, ListedFile]) -> None:
+    def __init__(
+        self, disk: Disk, listed: Mapping[int, ListedFile], durable: tuple[int, int]
+    ) -> None:
         self.disk = disk
-        self.listed = listed
+        self.durable_number, self.durable_to = durable
+        self.listed = {**listed}
+        if self.durable_number:
+            self.listed.setdefault(self.durable_number, ListedFile(self.durable_number))
         self.sizes = disk.sizes()
         self.found = RecoveredFiles()
 
@@ -188,13 +198,19 @@ class _Recovery:
     def _take_unsealed(self, number: int, proven_end: int | None) -> None:
         name = log_name(number)
         data = self.disk.map(name)
-        scan = scan_log(data, proven_end=proven_end)
+        durable_to = self.durable_to if number == self.durable_number else 0
+        scan = scan_log(data, proven_end=proven_end, durable_to=durable_to)
         if scan.unreadable or (number in self.listed and not scan.index.records):
             # Nothing of it can be read, and it had entries: it is missed, and left as it is.
             return
         if scan.damages:
             lost = sum(damage.length for damage in scan.damages)
             at, _, reason = scan.damages[0]
+            if any(
+                damage.reason in UNATTRIBUTED and damage.offset + damage.length >= scan.end
+                for damage in scan.damages
+            ):
+                self.found.lost_ends.add(number)
             self._lost(number, f"has {lost} damaged bytes (at {at}: {reason})")
         listed = self.listed.get(number)
         if listed is not None and listed.end is not None and index_name(number) not in self.sizes:

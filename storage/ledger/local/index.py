@@ -329,6 +329,11 @@ class SealedIndex:
             low += 1
         return found
 
+    def run_table(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Ledger id, first entry, number of entries, row, and payload bytes of each run."""
+        # Ten times as fast as objects: a start goes through the tables of all files.
+        return _RUN.iter_unpack(self._data[self.header.runs_at : self.header.rows_at])
+
     def runs(self) -> Iterator[Run]:
         """All runs, by ledger and first entry."""
         for place in range(self.header.runs):

@@ -60,14 +60,22 @@ class Inspection:
 
 
 class _Ledger:
-    """What is known of one living ledger while the files are gone through."""
+    """What is known of one living ledger while the files are gone through.
 
-    __slots__ = ("end", "newest_file", "readable")
+    Entries below `following` are readable, those in `readable` too; `end` is the last one found.
+    """
+
+    __slots__ = ("end", "following", "newest_file", "readable")
 
     def __init__(self) -> None:
+        self.following = 0
         self.readable: list[EntryRange] = []
         self.end = -1
         self.newest_file = 0
+
+    def missing(self, last: int) -> list[EntryRange]:
+        """The entries up to `last` that are not readable."""
+        return holes(self.readable, last, self.following) if self.following <= last else []
 
 
 def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecord]) -> Inspection:
@@ -86,7 +94,7 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
     for ledger_id, ledger in ledgers.items():
         record = records[ledger_id]
         closed = record.state is LedgerState.CLOSED
-        missing = holes(ledger.readable, record.last_entry_id if closed else ledger.end)
+        missing = ledger.missing(record.last_entry_id if closed else ledger.end)
         unsure = not closed and (
             any(_may_hold_end(each, ledger_id, ledger) for each in unexplained)
             or any(ledger.newest_file <= number for number in found.lost_ends)
@@ -128,19 +136,45 @@ def _add_file(
 ) -> None:
     # A merged file has a high number and old entries.
     merged = file.header is not None and bool(file.header.replaces)
-    for run in file.index(disk).runs():
-        ledger = ledgers.get(run.ledger_id)
+    number = 0 if merged else file.number
+    alive = False
+    for ledger_id, first, last in _runs_of(disk, file):
+        ledger = ledgers.get(ledger_id)
         if ledger is None:
             continue
-        result.living.add(file.number)
-        ledger.end = max(ledger.end, run.last)
-        if not merged:
-            ledger.newest_file = max(ledger.newest_file, file.number)
+        alive = True
+        if last > ledger.end:  # noqa: PLR1730 - max() takes four times as long
+            ledger.end = last
+        if number > ledger.newest_file:  # noqa: PLR1730
+            ledger.newest_file = number
         if file.damaged:
+            continue
+        if first <= ledger.following:
+            if last >= ledger.following:
+                ledger.following = last + 1
+        else:
+            ledger.readable.append((first, last))
+    if alive:
+        result.living.add(file.number)
+        if file.damaged:
+            _add_damaged(disk, file, ledgers)
+
+
+def _runs_of(disk: Disk, file: LogFile) -> Iterator[tuple[int, int, int]]:
+    """Ledger id, first and last entry of each run."""
+    index = file.index(disk)
+    if isinstance(index, SealedIndex):
+        return ((run[0], run[1], run[1] + run[2] - 1) for run in index.run_table())
+    return ((run.ledger_id, run.first, run.last) for run in index.runs())
+
+
+def _add_damaged(disk: Disk, file: LogFile, ledgers: Mapping[int, _Ledger]) -> None:
+    """Add what is readable of a damaged file."""
+    for run in file.index(disk).runs():
+        ledger = ledgers.get(run.ledger_id)
+        if ledger is not None:
             bad = [(entry_id, entry_id) for entry_id in unreadable_entries(disk, file, run)]
             ledger.readable += holes(bad, run.last, run.first)
-        else:
-            ledger.readable.append((run.first, run.last))
 
 
 def _add_lone_indexes(

@@ -42,7 +42,7 @@ from storage.clock import Clock
 from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.metadata.counted_metadata import CountedMetadata
-from storage.metadata.store import Session
+from storage.metadata.store import MetadataError, Session
 from storage.offload.cold_ledgers import ColdLedgers
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Broker:
             self.offloads.lag_ms,
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
-        await self.managed_ledgers.sweep_orphans()
+        await self._sweep_orphans()
         await self._join_others(stores)
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
@@ -175,6 +175,14 @@ class Broker:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    async def _sweep_orphans(self) -> None:
+        """Delete ledgers that no record names, if all records can be read."""
+        try:
+            await self.managed_ledgers.sweep_orphans()
+        except MetadataError as error:
+            # A damaged page keeps nobody from topics whose records are in others.
+            log.error("orphaned_ledgers_not_swept", error=str(error), action="at the next start")
 
     async def _join_others(self, stores: Stores) -> None:
         """Open the session of this process, and join the brokers that share its stores."""

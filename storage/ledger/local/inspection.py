@@ -227,8 +227,22 @@ def unreadable_entries(disk: Disk, file: LogFile, run: Run) -> Iterator[int]:
     """The entries of a run whose records do not verify.  Job side.  Raises `OSError`."""
     data = disk.map(file.name)
     for entry_id in range(run.first, run.last + 1):
-        if not verifies(data, file, run.ledger_id, entry_id, run.place(entry_id)):
+        if not is_readable(disk, file, data, run.ledger_id, entry_id, run.place(entry_id)):
             yield entry_id
+
+
+def is_readable(
+    disk: Disk, file: LogFile, data: Mapped, ledger_id: int, entry_id: int, place: Place
+) -> bool:
+    """Whether the entry can be read, at `place` or where the log itself has it.  Job side."""
+    if verifies(data, file, ledger_id, entry_id, place):
+        return True
+    if file.header is None or file.header.rows_crc is not None:
+        return False
+    # The rows of an old index have no checksum, so the place may be wrong.
+    index = file.memory or rebuild_index(disk, file)
+    found = index.find(ledger_id, entry_id)
+    return found is not None and found != place and verifies(data, file, ledger_id, entry_id, found)
 
 
 def verifies(data: Mapped, file: LogFile, ledger_id: int, entry_id: int, place: Place) -> bool:

@@ -10,7 +10,7 @@ import structlog
 from storage.ledger.local.codec import RECORD_HEADER_BYTES, LogFormatError
 from storage.ledger.local.disk import Disk
 from storage.ledger.local.entry_reader import rebuild_index
-from storage.ledger.local.inspection import verifies
+from storage.ledger.local.inspection import is_readable
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.log_files import LogFile, LogFiles
 from storage.ledger.local.recovery import write_index
@@ -90,7 +90,7 @@ class Verifier:
                 continue
             for entry_id in range(run.first, run.last + 1):
                 place = run.place(entry_id)
-                if not verifies(data, file, run.ledger_id, entry_id, place):
+                if not is_readable(self._disk, file, data, run.ledger_id, entry_id, place):
                     lost.append((run.ledger_id, entry_id))
                 size += RECORD_HEADER_BYTES + place.size
                 if size >= self._step_bytes:

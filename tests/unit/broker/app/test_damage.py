@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ from structlog.testing import capture_logs
 
 from broker.app.service import Broker
 from broker.metrics.exposition import make_registry, metrics_text
+from config import bounds
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
-from storage.damage import DamagedData
-from storage.ledger.local.index import INDEX_HEAD_BYTES, decode_index_header
+from storage.damage import DamagedData, DamageKind
+from storage.ledger.local.codec import crc32c
+from storage.ledger.local.index import FLAG_DAMAGED, INDEX_HEAD_BYTES, decode_index_header
 from storage.ledger.store import LedgerError
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
@@ -324,6 +327,53 @@ async def test_damage_stays_reported_until_the_topic_is_deleted(
         assert not broker.damage.has_loss
         await until(lambda: not files.old_index.exists())
         assert await received(broker, OLD) == []
+
+
+async def test_a_flip_that_was_found_is_known_to_the_next_start(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    flip(files.old_log, 20_000)
+    async with running(files.data) as broker:
+        await until(lambda: broker.damage.entries_missing == 1)
+        await until(lambda: decode_index_header(files.old_index.read_bytes()).flags == FLAG_DAMAGED)
+    async with running(files.data) as broker:
+        assert broker.damage.entries_missing == 1
+        assert isinstance(await received(broker, OLD), BrokerError)
+
+
+async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Version 1: every row is wrong, and readers have taken places from it already."""
+    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    data = files.old_index.read_bytes()
+    header = decode_index_header(data)
+    old = struct.pack(
+        "<8sIIQQQQQqII", b"MGLEDIDX", 1, 0, header.number, header.nonce, header.covers,
+        header.records, 0, header.max_ledger, header.runs, header.runs_crc,
+    )  # fmt: skip
+    rows = bytes(byte ^ 0x11 for byte in data[header.rows_at :])
+    table = data[header.runs_at : header.rows_at]
+    files.old_index.write_bytes(old + struct.pack("<I", crc32c(old)) + table + rows)
+    async with running(files.data, entry_cache_bytes=0) as broker:
+        assert await received(broker, OLD) == [payload(OLD, each) for each in range(MESSAGES)]
+        assert not broker.damage.has_loss
+
+
+async def test_a_large_metadata_file_is_checked_in_the_background(
+    directories: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "METADATA_CHECK_BYTES", 0)
+    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files.metadata.with_name("metadata.db.sums").unlink()
+    zero_page(files)
+    async with running(files.data) as broker:
+        await until(lambda: broker.damage.counts.get(DamageKind.METADATA, 0) > 0)
+        assert await received(broker, NEW) == [payload(NEW, each) for each in range(MESSAGES)]
 
 
 async def test_lost_commits_stay_reported(

@@ -48,30 +48,31 @@ class Loss(NamedTuple):
 class Inspection:
     """The outcome: findings about files, losses by ledger id, and what is not to be removed.
 
-    `missing` are the listed files whose loss still matters, `living` the files that have entries of
-    living ledgers.
+    `missing` are the listed files whose loss still matters.
     """
 
     findings: list[FileFinding] = field(default_factory=list)
     losses: dict[int, Loss] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     missing: list[ListedFile] = field(default_factory=list)
-    living: set[int] = field(default_factory=set)
 
 
 class _Ledger:
     """What is known of one living ledger while the files are gone through.
 
     Entries below `following` are readable, those in `readable` too; `end` is the last one found.
+    `newest_file` is the newest file with entries of it, and `newest_offset` the place of the last
+    one there, if bytes of that file are lost.
     """
 
-    __slots__ = ("end", "following", "newest_file", "readable")
+    __slots__ = ("end", "following", "newest_file", "newest_offset", "readable")
 
     def __init__(self) -> None:
         self.following = 0
         self.readable: list[EntryRange] = []
         self.end = -1
         self.newest_file = 0
+        self.newest_offset = 0
 
     def missing(self, last: int) -> list[EntryRange]:
         """The entries up to `last` that are not readable."""
@@ -88,7 +89,7 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
     ledgers = {ledger_id: _Ledger() for ledger_id in records}
     for file in [*found.sealed, *found.memory]:
         _verify_index(disk, file, result)
-        _add_file(disk, file, ledgers, result)
+        _add_file(disk, file, ledgers)
     explained = _add_lone_indexes(disk, found, ledgers, result)
     unexplained = [each for each in found.missing if each.number not in explained]
     for ledger_id, ledger in ledgers.items():
@@ -97,7 +98,10 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
         missing = ledger.missing(record.last_entry_id if closed else ledger.end)
         unsure = not closed and (
             any(_may_hold_end(each, ledger_id, ledger) for each in unexplained)
-            or any(ledger.newest_file <= number for number in found.lost_ends)
+            or any(
+                (ledger.newest_file, ledger.newest_offset) < lost
+                for lost in found.unattributed.items()
+            )
         )
         if missing or unsure:
             result.losses[ledger_id] = Loss(missing, unsure)
@@ -106,12 +110,10 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
     else:
         result.kept.clear()
     gone = {each.number for each in found.missing}
-    known = {file.number for file in [*found.sealed, *found.memory]}
+    known = {file.number for file in [*found.sealed, *found.memory]} | gone
     for finding in found.findings:
-        # A damaged file in which no ledger lives has lost nothing that anybody wants.
-        matters = finding.number in result.living or finding.number not in known
-        if finding.number in gone:
-            matters = bool(result.losses)
+        # A file of which no living ledger lost anything has lost nothing that anybody wants.
+        matters = bool(result.losses) or finding.number not in known
         result.findings.append(finding._replace(lost=finding.lost and matters))
     return result
 
@@ -131,9 +133,7 @@ def _verify_index(disk: Disk, file: LogFile, result: Inspection) -> None:
         file.sealed, file.memory = None, None
 
 
-def _add_file(
-    disk: Disk, file: LogFile, ledgers: Mapping[int, _Ledger], result: Inspection
-) -> None:
+def _add_file(disk: Disk, file: LogFile, ledgers: Mapping[int, _Ledger]) -> None:
     # A merged file has a high number and old entries.
     merged = file.header is not None and bool(file.header.replaces)
     number = 0 if merged else file.number
@@ -154,10 +154,8 @@ def _add_file(
                 ledger.following = last + 1
         else:
             ledger.readable.append((first, last))
-    if alive:
-        result.living.add(file.number)
-        if file.damaged:
-            _add_damaged(disk, file, ledgers)
+    if alive and file.damaged:
+        _add_damaged(disk, file, ledgers)
 
 
 def _runs_of(disk: Disk, file: LogFile) -> Iterator[tuple[int, int, int]]:
@@ -175,6 +173,8 @@ def _add_damaged(disk: Disk, file: LogFile, ledgers: Mapping[int, _Ledger]) -> N
         if ledger is not None:
             bad = [(entry_id, entry_id) for entry_id in unreadable_entries(disk, file, run)]
             ledger.readable += holes(bad, run.last, run.first)
+            if ledger.newest_file == file.number:
+                ledger.newest_offset = max(ledger.newest_offset, run.place(run.last).offset)
 
 
 def _add_lone_indexes(

@@ -43,8 +43,8 @@ class RecoveredFiles:
     """The log files that a start found.
 
     `superfluous` are names of files that reclaim may remove, in this order; among them may be
-    indexes without a log, which are all that is left of a lost file.  `lost_ends` are files that
-    lost bytes at their end, of entries that nothing names.
+    indexes without a log, which are all that is left of a lost file.  `unattributed` has
+    the offset of the last lost bytes of which nothing says whose entries they were, by file.
     """
 
     sealed: list[LogFile] = field(default_factory=list)
@@ -52,7 +52,7 @@ class RecoveredFiles:
     superfluous: list[str] = field(default_factory=list)
     findings: list["FileFinding"] = field(default_factory=list)
     missing: list[ListedFile] = field(default_factory=list)
-    lost_ends: set[int] = field(default_factory=set)
+    unattributed: dict[int, int] = field(default_factory=dict)
     next_number: int = 1
     max_ledger: int = -1
 
@@ -133,10 +133,13 @@ class _Recovery:
         )
         for number in logs:
             header = headers.get(number)
-            if header is not None:
-                self._take_sealed(header)
-            else:
+            if header is None:
                 self._take_unsealed(number, ends.get(number))
+            elif header.flags & FLAG_DAMAGED:
+                # Read through at each start, so that each says the same about it.
+                self._take_unsealed(number, header.covers, header.replaces)
+            else:
+                self._take_sealed(header)
         self.found.superfluous += [index_name(number) for number in indexes if number not in logs]
         self._drop_replaced()
         self._miss_listed(logs)
@@ -191,11 +194,11 @@ class _Recovery:
         if missing > 0:
             file.damaged = True
             self._lost(file.number, f"lacks its last {missing} bytes")
-        elif file.damaged:
-            self._lost(file.number, "has damaged bytes, which an earlier start found")
         self.found.sealed.append(file)
 
-    def _take_unsealed(self, number: int, proven_end: int | None) -> None:
+    def _take_unsealed(
+        self, number: int, proven_end: int | None, replaces: tuple[int, ...] = ()
+    ) -> None:
         name = log_name(number)
         data = self.disk.map(name)
         durable_to = self.durable_to if number == self.durable_number else 0
@@ -206,11 +209,9 @@ class _Recovery:
         if scan.damages:
             lost = sum(damage.length for damage in scan.damages)
             at, _, reason = scan.damages[0]
-            if any(
-                damage.reason in UNATTRIBUTED and damage.offset + damage.length >= scan.end
-                for damage in scan.damages
-            ):
-                self.found.lost_ends.add(number)
+            unknown = [each.offset for each in scan.damages if each.reason in UNATTRIBUTED]
+            if unknown:
+                self.found.unattributed[number] = max(unknown)
             self._lost(number, f"has {lost} damaged bytes (at {at}: {reason})")
         listed = self.listed.get(number)
         if listed is not None and listed.end is not None and index_name(number) not in self.sizes:
@@ -223,7 +224,7 @@ class _Recovery:
         # Reclaim leaves damaged files to the operator.
         file.damaged = bool(scan.damages)
         try:
-            self.found.sealed.append(LogFile.from_header(write_index(self.disk, file)))
+            self.found.sealed.append(LogFile.from_header(write_index(self.disk, file, replaces)))
         except OSError as error:
             _log.warning("ledger_index_not_written", file=name, error=str(error), action="later")
             self.found.memory.append(file)

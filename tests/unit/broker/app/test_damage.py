@@ -376,6 +376,37 @@ async def test_a_large_metadata_file_is_checked_in_the_background(
         assert await received(broker, NEW) == [payload(NEW, each) for each in range(MESSAGES)]
 
 
+@pytest.mark.parametrize("cut", [20, 10_000])
+async def test_a_lost_end_is_said_at_each_start(
+    cut: int, directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    files = await prepared(directories, tmp_path_factory, "crash", tmp_path)
+    truncate(files.new_log, -cut)
+    for _ in range(3):
+        async with running(files.data) as broker:
+            assert isinstance(await received(broker, NEW), BrokerError)
+            assert any("new may have lost" in each for each in broker.damage.sentences())
+            assert await received(broker, OLD) == [payload(OLD, n) for n in range(MESSAGES)]
+
+
+async def test_damage_beside_living_ledgers_is_over_when_its_topic_is_deleted(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    other = "persistent://public/default/beside"
+    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    async with running(files.data) as broker:
+        await fill(broker, "persistent://public/default/gone")
+        await fill(broker, other)
+    log = files_of(files.data).new_log
+    flip(log, 20_000)
+    async with running(files.data) as broker:
+        await until(lambda: broker.damage.entries_missing == 1)
+        await broker.topics.delete(parse_topic_name("persistent://public/default/gone"), force=True)
+    async with running(files.data) as broker:
+        assert not broker.damage.has_loss
+        assert await received(broker, other) == [payload(other, n) for n in range(MESSAGES)]
+
+
 async def test_lost_commits_stay_reported(
     directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 
 from broker.app.service import Broker
 from broker.metrics.exposition import make_registry, metrics_text
-from config import bounds
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from storage.damage import DamagedData, DamageKind
 from storage.ledger.local.codec import crc32c
 from storage.ledger.local.index import FLAG_DAMAGED, INDEX_HEAD_BYTES, decode_index_header
 from storage.ledger.store import LedgerError
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
@@ -367,7 +367,7 @@ async def test_a_large_metadata_file_is_checked_in_the_background(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "METADATA_CHECK_BYTES", 0)
+    set_bound(monkeypatch, "METADATA_CHECK_BYTES", 0)
     files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
     files.metadata.with_name("metadata.db.sums").unlink()
     zero_page(files)

@@ -47,7 +47,7 @@ class DamageKind(StrEnum):
 
 
 class DamagedData(OperatorError):
-    """Data is damaged, and the operator's setting refuses to serve it."""
+    """Data was lost, and the operator's setting refuses to start then."""
 
     code: ClassVar[ServerError] = ServerError.PERSISTENCE_ERROR
 
@@ -209,22 +209,23 @@ class DamageReport:
                 f"{ADVICE}"
             )
 
-    def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:
-        """Raise `DamagedData` if one of the ledgers lost entries, unless these may be left out."""
+    def refusal_of(self, stream: str, ledger_ids: Iterable[int]) -> str | None:
+        """The reason to refuse a stream of these ledgers; None if it may be served."""
         if self.policy is DamagePolicy.SERVE_WHAT_IS_LEFT:
-            return
+            return None
         if stream in self.streams:
-            raise DamagedData(
+            return (
                 f"{stream} is not served, as its records are in a damaged page of the metadata "
                 f"file and may be wrong. {ADVICE}"
             )
         found = [self._ledgers[each] for each in ledger_ids if each in self._ledgers]
-        if found:
-            more = f" {len(found) - 3} more are damaged." if len(found) > 3 else ""
-            raise DamagedData(
-                f"{stream} is not served, as messages of it were lost: "
-                f"{' '.join(damage.sentence for damage in found[:3])}{more} {ADVICE}"
-            )
+        if not found:
+            return None
+        more = f" {len(found) - 3} more are damaged." if len(found) > 3 else ""
+        return (
+            f"{stream} is not served, as messages of it were lost: "
+            f"{' '.join(damage.sentence for damage in found[:3])}{more} {ADVICE}"
+        )
 
     def missing_entries(self, ledger_id: int) -> Sequence[EntryRange]:
         """The lost entries to step over; none if the topic of the ledger is not to be served."""

@@ -248,6 +248,9 @@ class Broker:
         for connection in list(self.connections):
             connection.abort("the broker stops")
         await self._exit.aclose()
+        if self._checks is not None:
+            # Ended by the close of the store that is checked.
+            await asyncio.wait({self._checks})
         self._stores = None
 
     def _release_at_stop(self, part: str, release: Callable[[], Awaitable[object]]) -> None:

@@ -68,6 +68,10 @@ class CorruptEntry(LedgerError):
     """Stored bytes fail their checksum: the disk lost or changed data."""
 
 
+class LedgersDamaged(LedgerError):
+    """Ledgers of a stream lost entries, and the operator wants such streams refused."""
+
+
 class LedgerAssertion(InternalError):
     """An invariant of storage broke.  The owner stops."""
 
@@ -166,8 +170,7 @@ class LedgerStore(ABC):
         """Describe a ledger without opening it.  Raises `NoSuchLedger`."""
 
     def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:  # noqa: B027
-        """Raise `DamagedData` if one of the ledgers of `stream` lost entries and the operator wants
-        such streams refused.
+        """Raise `LedgersDamaged` if a ledger of `stream` lost entries and that is to be refused.
 
         Stores that do not keep track of damage never raise.
         """

@@ -104,7 +104,7 @@ class ManagedLedgerFactory:
 
         `retention` returns the retention policy at any time.  Raises
         `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`,
-        and `DamagedData` if entries of it were lost and the operator wants it refused then.
+        and `LedgersDamaged` if entries of it were lost and the operator wants it refused then.
         """
         async with self._slot(name) as slot:
             ledger = slot.ledger

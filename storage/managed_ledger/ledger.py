@@ -365,7 +365,7 @@ async def open_stream(
 
     `damaged` opens it even if entries were lost and the operator wants it refused then: for its
     deletion.  Raises `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`,
-    `CorruptRecord`, `DamagedData`, and `ManagedLedgerFenced` when another owner opened it
+    `CorruptRecord`, `LedgersDamaged`, and `ManagedLedgerFenced` when another owner opened it
     meanwhile.
     """
     core = StreamCore(name, stores)
@@ -391,7 +391,7 @@ async def open_stream(
 
 
 def _require_whole(core: StreamCore, value: bytes) -> None:
-    """Raise `DamagedData` if entries were lost that no copy has."""
+    """Raise `LedgersDamaged` if entries were lost that no copy has."""
     record = decode_stream(core.record.key, value)
     ledgers = [
         info.ledger_id

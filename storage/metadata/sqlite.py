@@ -174,7 +174,10 @@ class SqliteMetadataStore(EmbeddedStore):
         """
         if not self._files.checks_later:
             return []
-        self._check = StructureCheck(self._path)
+        try:
+            self._check = StructureCheck(self._path)
+        except sqlite3.Error as error:
+            return [f"The metadata file {self._path} cannot be checked: {error}."]
         return await self._loop.run_in_executor(None, self._check.run)
 
     def _enqueue(self, waiting: QueuedRequest[Operation]) -> None:

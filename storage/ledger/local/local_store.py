@@ -43,6 +43,7 @@ from storage.ledger.store import (
     LedgerDescription,
     LedgerError,
     LedgerFenced,
+    LedgersDamaged,
     LedgerStore,
     ReadableLedger,
     WritableLedger,
@@ -285,7 +286,9 @@ class LocalLedgerStore(LedgerStore):
 
     def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:
         """See `LedgerStore`."""
-        self.damage.require_whole(stream, ledger_ids)
+        refusal = self.damage.refusal_of(stream, ledger_ids)
+        if refusal is not None:
+            raise LedgersDamaged(refusal)
 
     @property
     def keeps_everything(self) -> bool:

@@ -131,6 +131,15 @@ def flip_page(files: Files) -> None:
     flip(files.metadata, page_of(files, "new")[1] + 40)
 
 
+def remove_old_files(files: Files) -> None:
+    files.old_log.unlink()
+    files.old_index.unlink()
+
+
+def halve_wal(files: Files) -> None:
+    truncate(files.wal, files.wal.stat().st_size // 2)
+
+
 class Case(NamedTuple):
     """A damage; `kind` of the metric; `lost` are topics that may lack messages or be refused.
 
@@ -139,38 +148,41 @@ class Case(NamedTuple):
 
     name: str
     ends: tuple[str, ...]
-    kind: str
+    kind: DamageKind
     damage: Callable[[Files], object]
     lost: tuple[str, ...] = ()
     refused: bool = True
 
 
 BOTH = ("clean", "crash")
+LEDGER, INDEX, METADATA = DamageKind.LEDGER, DamageKind.INDEX, DamageKind.METADATA
 CASES = (
-    Case("log-flip", BOTH, "ledger", lambda f: flip(f.old_log, 20_000), (OLD,), False),
-    Case("log-cut", BOTH, "ledger", lambda f: truncate(f.old_log, 20_000), (OLD,)),
-    Case("log-removed", BOTH, "ledger", lambda f: f.old_log.unlink(), (OLD,)),
+    Case("log-flip", BOTH, LEDGER, lambda f: flip(f.old_log, 20_000), (OLD,), False),
+    Case("log-cut", BOTH, LEDGER, lambda f: truncate(f.old_log, 20_000), (OLD,)),
+    Case("log-removed", BOTH, LEDGER, lambda f: f.old_log.unlink(), (OLD,)),
     Case(
-        "log-and-index-removed", BOTH, "ledger",
-        lambda f: (f.old_log.unlink(), f.old_index.unlink()), (OLD,),
+        "log-and-index-removed",
+        BOTH,
+        LEDGER,
+        remove_old_files,
+        (OLD,),
     ),
-    Case("index-flip", BOTH, "index", flip_row),
-    Case("index-head-flip", BOTH, "index", lambda f: flip(f.old_index, 30)),
-    Case("index-cut", BOTH, "index", lambda f: truncate(f.old_index, 1000)),
-    Case("index-removed", BOTH, "index", lambda f: f.old_index.unlink()),
-    Case("log-end-flip", BOTH, "ledger", lambda f: flip(f.new_log, -20), (NEW,), False),
-    Case("log-end-cut", BOTH, "ledger", lambda f: truncate(f.new_log, -20), (NEW,)),
-    Case("log-end-groups-cut", BOTH, "ledger", lambda f: truncate(f.new_log, -10_000), (NEW,)),
-    Case("log-newest-removed", BOTH, "ledger", lambda f: f.new_log.unlink(), (NEW,)),
-    Case("log-emptied", BOTH, "ledger", lambda f: truncate(f.new_log, 0), (NEW,)),
-    Case("page-flip", ("clean",), "metadata", flip_page, (NEW,)),
-    Case("page-zeroed", ("clean",), "metadata", zero_page),
-    Case("wal-flip", ("crash",), "metadata", lambda f: flip(f.wal, -4000), (NEW,), False),
-    Case("wal-cut", ("crash",), "metadata", lambda f: truncate(f.wal, -4000), (NEW,), False),
-    Case("wal-half", ("crash",), "metadata", lambda f: truncate(f.wal, f.wal.stat().st_size // 2),
-         (NEW,), False),
-    Case("wal-removed", ("crash",), "metadata", lambda f: f.wal.unlink(), (NEW,), False),
-)  # fmt: skip
+    Case("index-flip", BOTH, INDEX, flip_row),
+    Case("index-head-flip", BOTH, INDEX, lambda f: flip(f.old_index, 30)),
+    Case("index-cut", BOTH, INDEX, lambda f: truncate(f.old_index, 1000)),
+    Case("index-removed", BOTH, INDEX, lambda f: f.old_index.unlink()),
+    Case("log-end-flip", BOTH, LEDGER, lambda f: flip(f.new_log, -20), (NEW,), False),
+    Case("log-end-cut", BOTH, LEDGER, lambda f: truncate(f.new_log, -20), (NEW,)),
+    Case("log-end-groups-cut", BOTH, LEDGER, lambda f: truncate(f.new_log, -10_000), (NEW,)),
+    Case("log-newest-removed", BOTH, LEDGER, lambda f: f.new_log.unlink(), (NEW,)),
+    Case("log-emptied", BOTH, LEDGER, lambda f: truncate(f.new_log, 0), (NEW,)),
+    Case("page-flip", ("clean",), METADATA, flip_page, (NEW,)),
+    Case("page-zeroed", ("clean",), METADATA, zero_page),
+    Case("wal-flip", ("crash",), METADATA, lambda f: flip(f.wal, -4000), (NEW,), False),
+    Case("wal-cut", ("crash",), METADATA, lambda f: truncate(f.wal, -4000), (NEW,), False),
+    Case("wal-half", ("crash",), METADATA, halve_wal, (NEW,), False),
+    Case("wal-removed", ("crash",), METADATA, lambda f: f.wal.unlink(), (NEW,), False),
+)
 ALL = [pytest.param(case, end, id=f"{case.name}-{end}") for case in CASES for end in case.ends]
 
 
@@ -235,7 +247,7 @@ async def test_damage_is_reported_and_everything_else_is_served(
         async with running(files.data) as broker:
             await until(lambda: broker.damage.counts.get(case.kind, 0) > 0)
             assert metric(broker, "magnetar_damaged", case.kind) > 0
-            assert broker.damage.has_loss == (case.kind != "index")
+            assert broker.damage.has_loss == (case.kind is not DamageKind.INDEX)
             sentences = broker.damage.sentences()
             for topic in (OLD, NEW):
                 found = await received(broker, topic)

@@ -249,10 +249,18 @@ LEDGER_RECLAIM_PAUSE_S = 30
 LEDGER_COMPACT_BYTES_PER_S = 16 * 1024 * 1024
 """Bytes each second that compaction may write."""
 LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
+LEDGER_VERIFY_BYTES_PER_S = 32 * 1024 * 1024
+"""Bytes each second that are verified in the background after a start."""
+LEDGER_VERIFY_STEP_BYTES = 256 * 1024
 LEDGER_COMPACT_SOURCES = 64
 """Most files that one compaction merges."""
 
 # Metadata
+METADATA_CHECK_BYTES = 16 * 1024 * 1024
+"""A start after a crash checks the structure of a metadata file up to this size before it serves;
+of larger ones afterwards, in the background."""
+METADATA_SUMS_BYTES = 256 * 1024 * 1024
+"""A larger metadata file gets no checksums at the end of the process."""
 METADATA_VALUE_BYTES = 1024 * 1024
 """Largest value of a record: ZooKeeper's limit for a node, used for every backend."""
 METADATA_KEY_BYTES = 4096

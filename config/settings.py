@@ -95,6 +95,13 @@ class Settings(BaseSettings):
         SecretStr(""), description="What that needs; for sasl: USER:PASSWORD, or file:PATH"
     )
 
+    # Damage of the data directory
+    damaged_data: Literal["refuse_topic", "refuse_start", "serve_what_is_left"] = Field(
+        "refuse_topic",
+        description="What to do if data was lost: refuse the topics that lost messages, refuse to "
+        "start, or serve what is left of them",
+    )
+
     # Topics
     scalable_topics_enabled: bool = Field(True, description="Serve topic:// names")
     scalable_topic_auto_create: bool = Field(

@@ -5,6 +5,7 @@ LOCK        locked (flock) by the process that uses the directory, with its pid
 BACKUP      locked, shared, by running backups: no file is removed meanwhile
 metadata/   the metadata store (SQLite)
 ledgers/    the ledger log
+ledgers.mark  the newest log file and its durable length, outside of what it speaks of
 """
 
 import fcntl
@@ -24,6 +25,7 @@ BACKUP_FILE = "BACKUP"
 METADATA_DIRECTORY = "metadata"
 METADATA_FILE = "metadata.db"
 LEDGERS_DIRECTORY = "ledgers"
+MARK_FILE = "ledgers.mark"
 
 _FORMAT = re.compile(r"magnetar-data (\d{1,9})\n?")
 _FOREIGN_BUT_HARMLESS = frozenset({LOCK_FILE, "lost+found"})
@@ -69,6 +71,11 @@ class DataDirectory:
     def ledgers_path(self) -> Path:
         """The directory of the ledger log."""
         return ledgers_path(self.path)
+
+    @property
+    def mark_path(self) -> Path:
+        """The file that says how far the ledger log was durable."""
+        return self.path / MARK_FILE
 
     @classmethod
     def open(cls, path: Path) -> "DataDirectory":

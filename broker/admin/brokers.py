@@ -47,14 +47,20 @@ async def list_brokers(request: web.Request) -> web.Response:
 
 
 async def health(request: web.Request) -> web.Response:
-    """GET: `ok` when both stores answer; 503 otherwise."""
+    """GET: `ok` when both stores answer; 503 otherwise.
+
+    `/health` adds a line for each thing that is damaged in the data directory; `/ready` does not.
+    """
     broker = request.app[BROKER]
     if not broker.serving or broker.placement.draining:
         raise RestError(
             HTTPStatus.SERVICE_UNAVAILABLE, "The broker is starting or draining: try again later."
         )
     await broker.check_health()
-    return web.Response(text="ok")
+    lines = ["ok"]
+    if request.path.endswith("/health"):
+        lines += broker.damage.sentences()
+    return web.Response(text="\n".join(lines))
 
 
 async def version(request: web.Request) -> web.Response:

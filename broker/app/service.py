@@ -44,9 +44,10 @@ from config.bounds import (
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
+from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.metadata.counted_metadata import CountedMetadata
-from storage.metadata.store import Session
+from storage.metadata.store import MetadataError, Session
 from storage.offload.cold_ledgers import ColdLedgers
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Broker:
     producer_names: ProducerNames
     idle_topics: IdleTopics
     offloads: Offloads
+    damage: DamageReport
     _health: HealthCheck
 
     def __init__(
@@ -102,6 +104,7 @@ class Broker:
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
         self.serving = False
         self._http_socket: socket.socket | None = None
+        self._checks: asyncio.Future[None] | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
         self._server = BinaryServer(self, handler_table(), send)
@@ -131,6 +134,7 @@ class Broker:
         stores = self._stores or await open_stores(settings, self.clock, self.random)
         self._stores = stores
         self._exit.callback(stores.release)
+        self.damage = stores.damage
         at_stop("metadata", stores.metadata.close)
         at_stop("ledgers", stores.ledgers.close)
         self.metadata = CountedMetadata(stores.metadata, asyncio.get_running_loop().time)
@@ -153,7 +157,7 @@ class Broker:
             self.offloads.lag_ms,
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
-        await self.managed_ledgers.sweep_orphans()
+        await self._sweep_orphans()
         await self._join_others(stores)
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
@@ -179,8 +183,18 @@ class Broker:
         self.gone_peers.start()
         await self._server.start()
         self.serving = True
+        if stores.check_later is not None:
+            self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    async def _sweep_orphans(self) -> None:
+        """Delete ledgers that no record names, if all records can be read."""
+        try:
+            await self.managed_ledgers.sweep_orphans()
+        except MetadataError as error:
+            # A damaged page keeps nobody from topics whose records are in others.
+            log.error("orphaned_ledgers_not_swept", error=str(error), action="at the next start")
 
     async def _join_others(self, stores: Stores) -> None:
         """Open the session of this process, and join the brokers that share its stores."""
@@ -246,6 +260,9 @@ class Broker:
         for connection in list(self.connections):
             connection.abort("the broker stops")
         await self._exit.aclose()
+        if self._checks is not None:
+            # Ended by the close of the store that is checked.
+            await asyncio.wait({self._checks})
         self._stores = None
 
     def _release_at_stop(self, part: str, release: Callable[[], Awaitable[object]]) -> None:

@@ -1,20 +1,29 @@
 """The two stores of a broker: those of its data directory, or shared ones."""
 
+import asyncio
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from config.settings import Settings
 from storage.clock import Clock
+from storage.damage import DamageKind, DamagePolicy, DamageReport
 from storage.data_directory import DataDirectory
+from storage.durable_mark import DurableMark
 from storage.ledger.local.disk import RealDisk
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.ledger.store import LedgerStore
+from storage.managed_ledger.orphans import streams_on
+from storage.managed_ledger.records import NAMES_INDEX
 from storage.managed_ledger.types import Limits
+from storage.metadata.keys import LAST
 from storage.metadata.open import open_metadata_store
-from storage.metadata.store import MetadataStore
+from storage.metadata.sqlite import SqliteMetadataStore
+from storage.metadata.store import MetadataError, MetadataStore
 
 if TYPE_CHECKING:
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
@@ -33,37 +42,78 @@ class Stores:
     shared: bool = False
     bookkeeper: "BookKeeperLedgerStore | None" = None
     """The ledger store again, if it is on bookies."""
+    damage: DamageReport = field(default_factory=DamageReport)
+    """Damage of the data directory."""
+    check_later: Callable[[], Awaitable[None]] | None = None
+    """Checks that take long, for the time after the start."""
 
 
 async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> Stores:
     """Open the stores that the settings name, or lock the data directory and open what is in it.
 
-    Raises `DataDirectoryError`, `MetadataError`, `LedgerError`.
+    Raises `DataDirectoryError`, `MetadataError`, `LedgerError`, and `DamagedData` if data was lost
+    and the settings refuse to start then.
     """
     if settings.in_cluster:
         return await _open_shared(settings, clock, rng)
     directory = DataDirectory.open(settings.data_dir)
-    try:
+    damage = DamageReport(DamagePolicy(settings.damaged_data))
+    async with AsyncExitStack() as opened:
+        opened.callback(directory.close)
         metadata = await open_metadata_store(f"sqlite:{directory.metadata_path}", clock)
-    except BaseException:
-        directory.close()
-        raise
-    ledgers = LocalLedgerStore(
-        RealDisk(directory.ledgers_path),
-        metadata,
-        clock,
-        limits=LedgerLimits(file_bytes=settings.log_file_size_bytes),
-        rng=rng,
-        guard=directory.deletion_guard,
-    )
-    try:
+        opened.push_async_callback(metadata.close)
+        if isinstance(metadata, SqliteMetadataStore):
+            await _report_metadata_damage(metadata, damage)
+        ledgers = LocalLedgerStore(
+            RealDisk(directory.ledgers_path),
+            metadata,
+            clock,
+            limits=LedgerLimits(file_bytes=settings.log_file_size_bytes),
+            rng=rng,
+            guard=directory.deletion_guard,
+            damage=damage,
+            mark=DurableMark.open(directory.mark_path),
+        )
+        opened.push_async_callback(ledgers.close)
         await ledgers.start()
-    except BaseException:
-        await ledgers.close()
-        await metadata.close()
-        directory.close()
-        raise
-    return Stores(metadata, ledgers, directory.close)
+        opened.pop_all()
+    return Stores(
+        metadata,
+        ledgers,
+        directory.close,
+        damage=damage,
+        check_later=partial(_check_later, metadata, damage),
+    )
+
+
+async def _report_metadata_damage(metadata: SqliteMetadataStore, damage: DamageReport) -> None:
+    """Report what the opening of the metadata file found, and the topics in damaged pages."""
+    found = metadata.damage
+    if found.blocks:
+        try:
+            names = [hit.index_key for hit in await metadata.scan_index(NAMES_INDEX, "", LAST)]
+        except MetadataError as error:
+            # Topics whose records cannot be read refuse by themselves.
+            names = []
+            found.sentences.append(f"Not all topics can be listed: {error}")
+        found.streams = sorted({*found.streams, *streams_on(found.blocks, names)})
+        found.blocks.clear()
+        await asyncio.to_thread(metadata.keep_damage)
+    for sentence in found.sentences:
+        damage.note(DamageKind.METADATA, sentence)
+    damage.streams = frozenset(found.streams)
+    damage.metadata_is_behind = found.is_behind
+
+
+async def _check_later(metadata: MetadataStore, damage: DamageReport) -> None:
+    """Check a metadata file that is too large to be checked before the start."""
+    if isinstance(metadata, SqliteMetadataStore):
+        problems = await metadata.check_structure()
+        for sentence in problems:
+            damage.note(DamageKind.METADATA, sentence)
+        if problems:
+            metadata.damage.sentences += problems
+            await asyncio.to_thread(metadata.keep_damage)
 
 
 async def _open_shared(settings: Settings, clock: Clock, rng: random.Random) -> Stores:

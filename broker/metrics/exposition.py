@@ -19,7 +19,12 @@ from prometheus_client.registry import Collector
 from broker.app.service import Broker
 from broker.metrics.offload import offload_metrics
 from broker.metrics.placement import placement_metrics
-from broker.metrics.stores import bookkeeper_metrics, metadata_metrics
+from broker.metrics.stores import (
+    bookkeeper_metrics,
+    damage_metrics,
+    disk_metrics,
+    metadata_metrics,
+)
 from broker.metrics.transactions import (
     subscription_transaction_metrics,
     topic_transaction_metrics,
@@ -72,6 +77,9 @@ class BrokerCollector(Collector):
         yield from placement_metrics(self._broker)
         yield from offload_metrics(self._broker, topics)
         yield from metadata_metrics(self._broker.metadata, self._cluster)
+        if not self._broker.settings.in_cluster:
+            yield from damage_metrics(self._broker.damage, self._cluster)
+            yield from disk_metrics(self._broker.settings.data_dir, self._cluster)
         bookkeeper = self._broker.bookkeeper
         if bookkeeper is not None:
             yield from bookkeeper_metrics(

@@ -3,11 +3,19 @@
 Names are Pulsar's where it has the same metric.
 """
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
+from storage.damage import DamageKind, DamageReport
 from storage.metadata.counted_metadata import CountedMetadata
 
 if TYPE_CHECKING:
@@ -55,6 +63,41 @@ def metadata_metrics(metadata: "CountedMetadata", cluster: str) -> Iterator[Metr
     yield writes
     yield reads
     yield latency
+
+
+def damage_metrics(damage: DamageReport, cluster: str) -> Iterator[Metric]:
+    """What was found to be damaged in the data directory."""
+    things = GaugeMetricFamily(
+        "magnetar_damaged",
+        "Damaged things in the data directory, also those that could be rebuilt, by kind",
+        labels=("cluster", "kind"),
+    )
+    counts = damage.counts
+    for kind in DamageKind:
+        things.add_metric((cluster, str(kind)), counts.get(kind, 0))
+    entries = GaugeMetricFamily(
+        "magnetar_damaged_entries",
+        "Entries of ledgers that are known to be lost",
+        labels=("cluster",),
+    )
+    entries.add_metric((cluster,), damage.entries_missing)
+    yield things
+    yield entries
+
+
+def disk_metrics(data_dir: Path, cluster: str) -> Iterator[Metric]:
+    """Space of the file system of the data directory."""
+    try:
+        usage = shutil.disk_usage(data_dir)
+    except OSError:
+        return
+    for name, text, value in (
+        ("free", "Bytes that the broker may still write there", usage.free),
+        ("size", "Size of the file system in bytes", usage.total),
+    ):
+        family = GaugeMetricFamily(f"magnetar_data_dir_{name}_bytes", text, labels=("cluster",))
+        family.add_metric((cluster,), value)
+        yield family
 
 
 def bookkeeper_metrics(

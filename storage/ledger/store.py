@@ -4,12 +4,13 @@ One contract suite holds every backend to the docstrings here (`tests/contract/l
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from magnetar.protocol.ids import LedgerId
 from magnetar.protocol.server_error import InternalError, OperatorError, ServerError
+from storage.damage import EntryRange
 
 AppendCallback = Callable[[int, "LedgerError | None"], None]
 """Called with the entry id and None when the entry is durable, or with the error."""
@@ -65,6 +66,10 @@ class NoSuchEntry(LedgerError):
 
 class CorruptEntry(LedgerError):
     """Stored bytes fail their checksum: the disk lost or changed data."""
+
+
+class LedgersDamaged(LedgerError):
+    """Ledgers of a stream lost entries, and the operator wants such streams refused."""
 
 
 class LedgerAssertion(InternalError):
@@ -163,6 +168,21 @@ class LedgerStore(ABC):
     @abstractmethod
     async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
         """Describe a ledger without opening it.  Raises `NoSuchLedger`."""
+
+    def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:  # noqa: B027
+        """Raise `LedgersDamaged` if a ledger of `stream` lost entries and that is to be refused.
+
+        Stores that do not keep track of damage never raise.
+        """
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether no ledger may be deleted only because no record names it: data was lost."""
+        return False
+
+    def missing_entries(self, ledger_id: int) -> Sequence[EntryRange]:
+        """Ranges of entries that are lost, and that readers are to step over, in order."""
+        return ()
 
     @abstractmethod
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from config import bounds
 from magnetar.protocol.ids import EARLIEST, LedgerId, Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
+from storage.damage import EntryRange
 from storage.ledger.store import LedgerError, LedgerStore, WritableLedger
 from storage.managed_ledger.entry_cache import EntryCache
 from storage.managed_ledger.entry_index import RecentIndexes, index_key
@@ -282,6 +283,13 @@ class StreamCore:
             return properties
         ledger_id, entry_id = max(trimmed)
         return {**properties, TRIMMED_PROPERTY: f"{ledger_id}:{entry_id}"}
+
+    def lost_entries(self, ledger_id: int) -> Sequence[EntryRange]:
+        """Ranges of entries to step over: lost, in no copy, and the operator goes on without."""
+        info = self.ledgers.get(ledger_id)
+        if info is not None and info.offload is not None and info.offload.complete:
+            return ()
+        return self.stores.ledgers.missing_entries(ledger_id)
 
     @property
     def last_trimmed(self) -> Position | None:

@@ -10,6 +10,7 @@ from magnetar.protocol import ack_set as batch_bits
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import LATEST, Position
 from magnetar.protocol.server_error import InternalError, MagnetarError
+from storage.damage import EntryRange
 from storage.managed_ledger.ack_ranges import AckRanges, BatchBits
 from storage.managed_ledger.core import StreamCore
 from storage.managed_ledger.cursor_store import CursorStore
@@ -170,6 +171,17 @@ class Cursor:
         last = core.ledgers.before(Position(position.ledger_id, position.entry_id + 1))
         if last > self.mark_delete:
             self._jump(last)
+
+    def step_over(self, ledger_id: int, missing: Sequence[EntryRange]) -> None:
+        """Count entries of a ledger that were lost as acknowledged."""
+        info = self._core.ledgers.get(ledger_id)
+        if info is None:
+            return
+        for first, last in missing:
+            self._acked.add_range(ledger_id, first, min(last, info.entries - 1))
+        self._acked.discard_up_to(self.mark_delete)
+        self._absorb(self.mark_delete)
+        self._touch()
 
     def _exists(self, position: Position) -> bool:
         ledgers = self._core.ledgers

@@ -55,6 +55,16 @@ class Cursors:
             await store.write(cursor.snapshot)
         return cursor
 
+    def step_over(self, ledger_id: int) -> None:
+        """Count the lost entries of a ledger as acknowledged, where the operator goes on without.
+
+        Else no subscription could ever finish its backlog.
+        """
+        missing = self._core.lost_entries(ledger_id)
+        if missing:
+            for cursor in (*self.durable.values(), *self.readers.values()):
+                cursor.step_over(ledger_id, missing)
+
     async def open(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
         """The durable cursor `name`; made at `start` if it is new, else as it is."""
         core = self._core

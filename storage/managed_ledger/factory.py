@@ -103,7 +103,8 @@ class ManagedLedgerFactory:
         """The stream of a ledger path (`public/default/persistent/x`), loaded once.
 
         `retention` returns the retention policy at any time.  Raises
-        `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`.
+        `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`, `CorruptRecord`,
+        and `LedgersDamaged` if entries of it were lost and the operator wants it refused then.
         """
         async with self._slot(name) as slot:
             ledger = slot.ledger
@@ -144,7 +145,9 @@ class ManagedLedgerFactory:
         async with self._slot(name) as slot:
             ledger = slot.ledger
             if ledger is None or ledger.state in _STOPPED:
-                ledger = await open_stream(name, self._stores, _no_policy, create=False)
+                ledger = await open_stream(
+                    name, self._stores, _no_policy, create=False, damaged=True
+                )
             slot.ledger = None
             try:
                 if require_unused is not None:
@@ -183,10 +186,11 @@ class ManagedLedgerFactory:
     async def sweep_orphans(self) -> list[LedgerId]:
         """Delete the ledgers that no record names, and return their ids.
 
-        Call it before the first `open`, which waits for it.  Does nothing on shared stores.
+        Call it before the first `open`, which waits for it.  Does nothing on shared stores, and
+        while the ledger store keeps everything because data was lost.
         """
         # A ledger that another process just made, and has not named yet, looks like an orphan.
-        if self.limits.claim_on_open:
+        if self.limits.claim_on_open or self._stores.ledgers.keeps_everything:
             return []
         async with self._sweeping:
             if self.loaded():

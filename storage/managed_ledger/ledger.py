@@ -56,7 +56,7 @@ class ManagedLedger:
         """A loading stream; `open_stream` makes it usable."""
         self._core = core
         self._cursors = Cursors(core)
-        self._reader = StreamReader(core, self._current)
+        self._reader = StreamReader(core, self._current, self._cursors.step_over)
         self._index = LedgerIndexes(core, self._reader.read)
         self._writer = LedgerWriter(core, self._ledgers_changed, self._index.appended)
         self.ranges = StreamRanges(core, self._index, self._reader.read)
@@ -72,6 +72,8 @@ class ManagedLedger:
         """Open the cursors (a fresh stream has none) and the stream itself.  For the factory."""
         if not fresh:
             await self._cursors.load()
+            for info in self._core.ledgers.infos:
+                self._cursors.step_over(info.ledger_id)
         core = self._core
         core.move(
             ManagedLedgerState.OPEN if core.terminated is None else ManagedLedgerState.TERMINATED
@@ -357,12 +359,14 @@ class ManagedLedger:
 
 
 async def open_stream(
-    name: str, stores: Stores, retention: RetentionSource, *, create: bool
+    name: str, stores: Stores, retention: RetentionSource, *, create: bool, damaged: bool = False
 ) -> ManagedLedger:
     """Open the stream of that ledger path.  No ledger is made: the first append makes one.
 
-    Raises `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`,
-    `CorruptRecord`, and `ManagedLedgerFenced` when another owner opened it meanwhile.
+    `damaged` opens it even if entries were lost and the operator wants it refused then: for its
+    deletion.  Raises `ManagedLedgerNotFound` unless `create`, `MetadataError`, `LedgerError`,
+    `CorruptRecord`, `LedgersDamaged`, and `ManagedLedgerFenced` when another owner opened it
+    meanwhile.
     """
     core = StreamCore(name, stores)
     value = await core.record.load()
@@ -371,6 +375,9 @@ async def open_stream(
     # This order shuts an earlier owner out before the stream serves anything.  First its ledgers
     # are opened, which fences their writers and recovers them.
     if value is not None:
+        if not damaged:
+            # Before a ledger is opened: that would record the end of what is left as its end.
+            _require_whole(core, value)
         await _restore(core, value)
     # Then the record is written: if that changed it, and always on shared stores.  From here on
     # every write of an earlier owner conflicts.
@@ -381,6 +388,17 @@ async def open_stream(
     # Last the cursors are opened, which fences the writers of their ledgers.
     await ledger.load(fresh=value is None)
     return ledger
+
+
+def _require_whole(core: StreamCore, value: bytes) -> None:
+    """Raise `LedgersDamaged` if entries were lost that no copy has."""
+    record = decode_stream(core.record.key, value)
+    ledgers = [
+        info.ledger_id
+        for info in record.ledgers
+        if info.offload is None or not info.offload.complete
+    ]
+    core.stores.ledgers.require_whole(core.name, ledgers)
 
 
 async def _restore(core: StreamCore, value: bytes) -> None:

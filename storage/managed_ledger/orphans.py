@@ -129,6 +129,19 @@ async def stream_records(metadata: MetadataStore, *, fresh: bool = False) -> lis
     return [hit.record for hit in hits if is_ledger_key(hit.record.key)]
 
 
+def streams_on(blocks: Sequence[bytes], names: Iterable[str]) -> list[str]:
+    """The streams among `names` of which keys are in these blocks of a metadata file."""
+    keys = sorted(((ledger_key(name).encode(), name) for name in names), reverse=True)
+    found: set[str] = set()
+    for block in blocks:
+        for key, name in keys:
+            if key in block:
+                found.add(name)
+                # A name may begin with another one, which is not in the block for that.
+                block = block.replace(key, b"")
+    return sorted(found)
+
+
 def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Divide the items by the number of operations that the metadata store takes at once."""
     size = bounds.METADATA_BATCH_OPERATIONS

@@ -7,7 +7,13 @@ import structlog
 
 from config import bounds
 from magnetar.protocol.ids import LATEST, LedgerId, Position
-from storage.ledger.store import LedgerAssertion, LedgerError, NoSuchLedger, ReadableLedger
+from storage.ledger.store import (
+    CorruptEntry,
+    LedgerAssertion,
+    LedgerError,
+    NoSuchLedger,
+    ReadableLedger,
+)
 from storage.managed_ledger.core import StreamCore
 from storage.managed_ledger.types import Entry
 from storage.metadata.store import MetadataError
@@ -22,10 +28,17 @@ class StreamReader:
     `current` gives the handle of the ledger being written.
     """
 
-    __slots__ = ("_core", "_current", "_handles")
+    __slots__ = ("_core", "_current", "_handles", "_on_lost")
 
-    def __init__(self, core: StreamCore, current: Callable[[int], ReadableLedger | None]) -> None:
+    def __init__(
+        self,
+        core: StreamCore,
+        current: Callable[[int], ReadableLedger | None],
+        on_lost: Callable[[int], None],
+    ) -> None:
+        """`on_lost` is called with a ledger of which entries turned out to be lost."""
         self._core = core
+        self._on_lost = on_lost
         self._current = current
         self._handles: dict[int, asyncio.Task[ReadableLedger]] = {}
 
@@ -62,7 +75,7 @@ class StreamReader:
         entries: list[Entry] = []
         bytes_left = max_bytes
         limit = min(core.last_confirmed, up_to)
-        position = core.ledgers.at_or_after(start)
+        position = self._after_lost(core.ledgers.at_or_after(start))
         while position <= limit and len(entries) < max_entries and (bytes_left > 0 or not entries):
             run = await self._read_run(position, limit, max_entries - len(entries), bytes_left)
             for entry in run:
@@ -71,11 +84,22 @@ class StreamReader:
                     return entries
                 entries.append(entry)
             if run:
-                position = core.ledgers.next(run[-1].position)
+                position = self._after_lost(core.ledgers.next(run[-1].position))
             else:
-                # The ledger was trimmed while it was read: go on after it.
-                position = core.ledgers.at_or_after(position)
+                # The ledger was trimmed while it was read, or the entry was lost: go on after it.
+                position = self._after_lost(core.ledgers.at_or_after(position))
         return entries
+
+    def _after_lost(self, position: Position) -> Position:
+        """The first position from this one on that is not known to be lost."""
+        core = self._core
+        while missing := core.lost_entries(position.ledger_id):
+            ends = [last for first, last in missing if first <= position.entry_id <= last]
+            following = core.ledgers.next(Position(position.ledger_id, ends[0])) if ends else None
+            if following is None or following <= position:
+                break
+            position = following
+        return position
 
     async def _read_run(
         self, start: Position, limit: Position, max_entries: int, max_bytes: int
@@ -89,6 +113,9 @@ class StreamReader:
         last = min(first + max_entries, info.entries) - 1
         if ledger_id == limit.ledger_id:
             last = min(last, limit.entry_id)
+        for lost, _ in core.lost_entries(ledger_id):
+            if first < lost <= last:
+                last = lost - 1
         run = core.stores.cache.run(ledger_id, first, last)
         if run is not None:
             return _fitting(run, max_bytes)
@@ -98,6 +125,12 @@ class StreamReader:
             if core.ledgers.get(ledger_id) is None:
                 return []
             raise
+        except CorruptEntry:
+            # The store noted it.  It is stepped over if the operator chose that.
+            if self._after_lost(start) == start:
+                raise
+            self._on_lost(ledger_id)
+            return []
         return [
             Entry(Position(ledger_id, entry_id), data)
             for entry_id, data in enumerate(stored, first)
@@ -109,13 +142,16 @@ class StreamReader:
         ledger = self._current(ledger_id)
         if ledger is None:
             ledger = await self._open(ledger_id)
-            if self._copy_of(ledger_id) is not None:
+            copy = self._copy_of(ledger_id)
+            if copy is not None:
                 try:
                     return await ledger.read(first, last, max_bytes=max_bytes)
                 except NoSuchLedger:
                     # Deleted since it was opened: the copy has the entries.
                     self.forget(ledger_id)
                     ledger = await self._open(ledger_id)
+                except CorruptEntry:
+                    ledger = await self._core.stores.cold.open(ledger_id, copy)
         return await ledger.read(first, last, max_bytes=max_bytes)
 
     def forget(self, ledger_id: int) -> None:

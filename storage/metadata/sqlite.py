@@ -12,9 +12,19 @@ import structlog
 
 from config import bounds
 from storage.clock import Clock
+from storage.durable_mark import DurableMark
 from storage.metadata import operations
 from storage.metadata.batch_thread import BatchThread, Delivery
 from storage.metadata.embedded_store import EmbeddedStore, QueuedRequest, error_of_one
+from storage.metadata.file_damage import (
+    FileDamage,
+    StructureCheck,
+    check_structure,
+    keep_damage,
+    load_damage,
+    take_sums,
+    write_sums,
+)
 from storage.metadata.group import check_partition_of
 from storage.metadata.keys import level_under
 from storage.metadata.operations import Operation
@@ -37,9 +47,11 @@ class SqliteMetadataStore(EmbeddedStore):
     commits.
     """
 
-    def __init__(self, clock: Clock, files: "SqliteConnections") -> None:
+    def __init__(self, clock: Clock, path: Path, files: "SqliteConnections") -> None:
         """Take open connections; use `open`."""
         super().__init__(clock)
+        self._path = path
+        self._check: StructureCheck | None = None
         self._files = files
         self._published_revision = files.writer.revision
         self._early_reads: deque[tuple[int, Delivery]] = deque()
@@ -81,7 +93,7 @@ class SqliteMetadataStore(EmbeddedStore):
         """
         loop = asyncio.get_running_loop()
         files = await loop.run_in_executor(None, SqliteConnections, path)
-        return cls(clock, files)
+        return cls(clock, path, files)
 
     async def get(
         self, key: str, *, partition: str | None = None, fresh: bool = False
@@ -146,6 +158,28 @@ class SqliteMetadataStore(EmbeddedStore):
         read = IndexScan(index, lo, hi, partition, limit, max_bytes)
         return cast(list[IndexHit], await self._read(self._ranges, read))
 
+    @property
+    def damage(self) -> FileDamage:
+        """The damage of the file that was found so far."""
+        return self._files.damage
+
+    def keep_damage(self) -> None:
+        """Keep what `damage` has for later starts.  Blocks for a sync."""
+        keep_damage(self._path, self._files.damage)
+
+    async def check_structure(self) -> list[str]:
+        """Check a large file, which the start did not; returns sentences about what is wrong.
+
+        Takes seconds for each GB.  [] if there is nothing to check, or the store is closed.
+        """
+        if not self._files.checks_later:
+            return []
+        try:
+            self._check = StructureCheck(self._path)
+        except sqlite3.Error as error:
+            return [f"The metadata file {self._path} cannot be checked: {error}."]
+        return await self._loop.run_in_executor(None, self._check.run)
+
     def _enqueue(self, waiting: QueuedRequest[Operation]) -> None:
         self._commits.submit(waiting)
 
@@ -153,6 +187,8 @@ class SqliteMetadataStore(EmbeddedStore):
         await self._commits.stop()
         await self._gets.stop()
         await self._ranges.stop()
+        if self._check is not None:
+            self._check.stop()
         await self._loop.run_in_executor(None, self._files.close)
 
     def _commit(self, batch: list[QueuedRequest[Operation]]) -> Delivery:
@@ -229,14 +265,28 @@ class SqliteMetadataStore(EmbeddedStore):
 
 
 class SqliteConnections:
-    """The three connections to one file: for writes, for reads by key, and for ranges."""
+    """The three connections to one file: for writes, for reads by key, and for ranges.
 
-    __slots__ = ("reader", "scanner", "writer")
+    `damage` is what was found to be damaged at the opening.
+    """
+
+    __slots__ = ("_mark", "_path", "damage", "reader", "scanner", "writer")
 
     def __init__(self, path: Path) -> None:
         """Open them and end all old sessions.  Raises `MetadataError`, `UnknownMetadataFile`."""
-        self.writer = SqliteWriter(open_file(path), path)
+        self._path = path
+        self.damage = FileDamage()
+        known = self._load_damage()
+        is_new = not path.exists()
+        connection = open_file(path)
+        self._mark = DurableMark.open(path.with_name(f"{path.name}.commit"))
+        self.writer = SqliteWriter(connection, path, self._mark)
         try:
+            self._compare_revision()
+            if not (is_new or self.damage.checked) and not self.checks_later:
+                self.damage.sentences += check_structure(path)
+            if len(self.damage.sentences) != known:
+                keep_damage(path, self.damage)
             # One process owns the file (by the lock of the data directory): whoever made these
             # sessions is gone.
             expired = self.writer.expire_sessions()
@@ -250,8 +300,41 @@ class SqliteConnections:
         if expired:
             _log.info("metadata_sessions_expired_at_open", sessions=expired)
 
+    @property
+    def checks_later(self) -> bool:
+        """Whether the file is so large that its structure is checked after the start."""
+        return not self.damage.checked and (self._path.stat().st_size > bounds.METADATA_CHECK_BYTES)
+
+    def _load_damage(self) -> int:
+        """Take what earlier starts found, and compare the file; returns the former's number."""
+        load_damage(self._path, self.damage)
+        known = len(self.damage.sentences)
+        try:
+            take_sums(self._path, self.damage)
+        except OSError as error:
+            raise MetadataError(
+                f"The metadata file {self._path} cannot be checked ({error}): look at the disk."
+            ) from error
+        return known
+
+    def _compare_revision(self) -> None:
+        if self._mark is not None and self.writer.revision < self._mark.values[0]:
+            lost = self._mark.values[0] - self.writer.revision
+            self.damage.is_behind = True
+            self.damage.sentences.append(
+                f"The metadata file {self._path} has lost its newest {lost} changes: it is at "
+                f"revision {self.writer.revision}, and {self._mark.values[0]} was acknowledged. "
+                "Topics may lack ledgers, subscriptions, acknowledgements and transactions."
+            )
+
     def close(self) -> None:
         """Close them; the last one empties the write-ahead log."""
         self.reader.close()
         self.scanner.close()
         self.writer.close()
+        try:
+            if self._mark is not None:
+                self._mark.close()
+            write_sums(self._path)
+        except OSError as error:
+            _log.warning("metadata_sums_not_written", error=str(error))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from storage.durable_mark import DurableMark
 from storage.metadata import group
 from storage.metadata.group import Change, Group, Outcome, Stored, View
 from storage.metadata.keys import LAST, level_of
@@ -116,8 +117,11 @@ class SqliteWriter:
     #
     # Nothing changes between the two statements: no other connection writes.
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Raises `MetadataError` if the file cannot be read."""
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, mark: DurableMark | None = None
+    ) -> None:
+        """Raises `MetadataError` if the file cannot be read; `mark` gets each revision."""
+        self._mark = mark
         self._connection = connection
         self._path = path
         try:
@@ -149,6 +153,8 @@ class SqliteWriter:
             except sqlite3.IntegrityError:
                 # An assumption was wrong, and nothing was changed: load the state, apply anew.
                 pass
+            except sqlite3.Error as error:
+                raise metadata_error(error, self._path) from error
         try:
             return self._apply(operations, self._load(operations))
         except sqlite3.Error as error:
@@ -167,6 +173,8 @@ class SqliteWriter:
                 # A commit that reports an error may have taken effect: the revision shows it.
                 if not self._took_effect(made):
                     raise
+        if self._mark is not None and made.revision != self.revision:
+            self._mark.note(made.revision)
         self._known.take(changes)
         self.revision = made.revision
         self._sessions.update(made.new_sessions)

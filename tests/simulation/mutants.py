@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant("W6-all", with_buffer(writes.DeletesAllClaims), "stale_owner_hears_of_an_abort"),
     Mutant("W6-newer", with_buffer(writes.LoadsAllClaims), "replaced_while_it_loads"),
-    Mutant("W7-follow", with_buffer(writes.FollowsLate), "end_during_a_load", "takeovers", 115),
+    Mutant("W7-follow", with_buffer(writes.FollowsLate), "end_during_a_load", "takeovers", 260),
     Mutant(
         "W7-W8",
         with_buffer(writes.AbortedSetFirst),

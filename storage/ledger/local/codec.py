@@ -39,7 +39,7 @@ Mapped = bytes | mmap.mmap
 """A file's content, with slices and `find`."""
 
 crc32c = google_crc32c.value
-_extend = google_crc32c.extend
+extend_crc32c = google_crc32c.extend
 
 
 class LogFormatError(ValueError):
@@ -145,7 +145,7 @@ def encode_record_header(
     # Header and payload have a checksum each: with a damaged payload it is still known which entry
     # it was, and where the next record begins.
     body = _RECORD.pack(ledger_id, entry_id, size, payload_crc)
-    return body + _CRC.pack(_extend(seed, body))
+    return body + _CRC.pack(extend_crc32c(seed, body))
 
 
 def decode_record_header(data: bytes, seed: int) -> RecordHeader | None:
@@ -153,7 +153,7 @@ def decode_record_header(data: bytes, seed: int) -> RecordHeader | None:
     if len(data) < RECORD_HEADER_BYTES:
         return None
     body = data[: _RECORD.size]
-    if _CRC.unpack_from(data, _RECORD.size)[0] != _extend(seed, body):
+    if _CRC.unpack_from(data, _RECORD.size)[0] != extend_crc32c(seed, body):
         return None
     return RecordHeader._make(_RECORD.unpack(body))
 
@@ -171,7 +171,7 @@ def iter_records(
     unpack = _RECORD_AND_CRC.unpack_from
     while start + header_bytes <= end:
         ledger_id, entry_id, size, payload_crc, header_crc = unpack(data, start)
-        if header_crc != _extend(seed, data[start : start + body_bytes]):
+        if header_crc != extend_crc32c(seed, data[start : start + body_bytes]):
             return
         after = start + header_bytes + size
         if after > end:

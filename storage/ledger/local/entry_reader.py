@@ -139,7 +139,7 @@ class EntryReader:
         """
         wanted = self._locate(first, last, max_bytes)
         entries: list[bytes] = []
-        for span in _spans(wanted):
+        for span in spans(wanted):
             for found, entry in self._read_span(span):
                 if entry is None:
                     entry = self._read_without_index(found)
@@ -200,11 +200,12 @@ class EntryReader:
         """Read an entry whose place did not verify: find it in the log itself."""
         # The index or the log may be wrong.  So a damaged index costs time, and no data.
         file = found.file
-        if file.memory is not None:
-            return None
-        _log.error("ledger_record_damaged", file=file.name, offset=found.place.offset)
-        place = rebuild_index(self._disk, file).find(self._ledger_id, found.entry_id)
-        if place is None:
+        if file.memory is None:
+            _log.error("ledger_record_damaged", file=file.name, offset=found.place.offset)
+            rebuild_index(self._disk, file)
+        # The index may have been rebuilt for another entry: places taken before are still wrong.
+        place = None if file.memory is None else file.memory.find(self._ledger_id, found.entry_id)
+        if place is None or place == found.place:
             return None
         return next(iter(self._read_span([LocatedEntry(found.entry_id, file, place)])))[1]
 
@@ -217,7 +218,7 @@ class EntryReader:
         )
 
 
-def _spans(wanted: Sequence[LocatedEntry]) -> Iterable[Sequence[LocatedEntry]]:
+def spans(wanted: Sequence[LocatedEntry]) -> Iterable[Sequence[LocatedEntry]]:
     """Divide into pieces that one read fetches."""
     start = 0
     for at in range(1, len(wanted) + 1):

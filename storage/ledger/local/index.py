@@ -4,8 +4,9 @@ Both forms have runs: entries of one ledger with consecutive ids.  An index file
 numbers of the files that it replaces (compaction), the run table sorted by ledger and first entry,
 and one row (offset, size) for each entry, in the order of the runs.  Little-endian.
 
-The header and the run table have checksums.  Rows have none: the record header at the offset of a
-row has the ledger and entry id, so a wrong row is detected when it is used.
+The header, the run table and the rows have a checksum each.  Version 1 had none over the rows.  It
+is still read: the record header at the offset of a row has the ledger and entry id, so a wrong row
+is detected when it is used.
 """
 
 import struct
@@ -15,14 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from storage.ledger.local.codec import LogFormatError, Mapped, crc32c
+from storage.ledger.local.codec import LogFormatError, Mapped, crc32c, extend_crc32c
 
 INDEX_MAGIC = b"MGLEDIDX"
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 INDEX_HEAD_BYTES = 4096
 """The header and the numbers of replaced files fit into this many bytes."""
 
-_HEADER = struct.Struct("<8sIIQQQQQqII")
+_PREFIX = struct.Struct("<8sI")
+"""Magic and version, which tell the form of the header."""
+_HEADER_1 = struct.Struct("<8sIIQQQQQqII")
+_HEADER = struct.Struct("<8sIIQQQQQqIII")
 _RUN = struct.Struct("<qqIIQ")
 _ROW = struct.Struct("<II")
 _NUMBER = struct.Struct("<Q")
@@ -163,7 +167,7 @@ class MemoryIndex:
 class IndexHeader:
     """The header of an index file; a start reads no more of a sealed file.
 
-    `covers` is the durable length of the log file in bytes.
+    `covers` is the durable length of the log file in bytes; `rows_crc` is None in version 1.
     """
 
     number: int
@@ -174,12 +178,14 @@ class IndexHeader:
     records: int = 0
     runs: int = 0
     runs_crc: int = 0
+    rows_crc: int | None = None
     replaces: tuple[int, ...] = ()
 
     @property
     def runs_at(self) -> int:
         """Offset of the run table."""
-        return _HEADER.size + _CRC.size + len(self.replaces) * _NUMBER.size
+        form = _HEADER_1 if self.rows_crc is None else _HEADER
+        return form.size + _CRC.size + len(self.replaces) * _NUMBER.size
 
     @property
     def rows_at(self) -> int:
@@ -207,10 +213,11 @@ def encode_index(
     runs = index.memory_runs()
     table = bytearray()
     rows: list[bytes] = []
-    row = 0
+    row = rows_crc = 0
     for run in runs:
         table += _RUN.pack(run.ledger_id, run.first, len(run.sizes), row, run.payload_bytes)
         rows.append(_encode_rows(run))
+        rows_crc = extend_crc32c(rows_crc, rows[-1])
         row += len(run.sizes)
     body = _HEADER.pack(
         INDEX_MAGIC,
@@ -224,6 +231,7 @@ def encode_index(
         index.max_ledger,
         len(runs),
         crc32c(bytes(table)),
+        rows_crc,
     ) + b"".join(map(_NUMBER.pack, replaces))
     head = body[: _HEADER.size] + _CRC.pack(crc32c(body)) + body[_HEADER.size :]
     return [head, bytes(table), *rows]
@@ -240,19 +248,27 @@ def _encode_rows(run: MemoryRun) -> bytes:
 
 def decode_index_header(head: bytes) -> IndexHeader:
     """Decode the header in the first `INDEX_HEAD_BYTES`.  Raises `LogFormatError`."""
-    if len(head) < _HEADER.size + _CRC.size:
+    if len(head) < _PREFIX.size:
         raise LogFormatError("the index file is too short")
-    fields = _HEADER.unpack_from(head)
-    magic, version, flags, number, nonce, covers, records, replaced, max_ledger, runs, crc = fields
+    magic, version = _PREFIX.unpack_from(head)
+    form = _HEADER_1 if version == 1 else _HEADER
+    if len(head) < form.size + _CRC.size:
+        raise LogFormatError("the index file is too short")
+    _, _, flags, number, nonce, covers, records, replaced, max_ledger, runs, crc, *rest = (
+        form.unpack_from(head)
+    )
     if magic != INDEX_MAGIC or replaced > MAX_REPLACES:
         raise LogFormatError("the file does not begin as a ledger index does")
-    numbers = head[_HEADER.size + _CRC.size :][: replaced * _NUMBER.size]
-    if _CRC.unpack_from(head, _HEADER.size)[0] != crc32c(head[: _HEADER.size] + numbers):
+    numbers = head[form.size + _CRC.size :][: replaced * _NUMBER.size]
+    if _CRC.unpack_from(head, form.size)[0] != crc32c(head[: form.size] + numbers):
         raise LogFormatError("the checksum of the index header is wrong")
-    if version != INDEX_VERSION:
-        raise LogFormatError(f"index version {version} is not {INDEX_VERSION}")
+    if version not in (1, INDEX_VERSION):
+        raise LogFormatError(f"index version {version} is above {INDEX_VERSION}")
     replaces = tuple(number for (number,) in _NUMBER.iter_unpack(numbers))
-    return IndexHeader(number, nonce, covers, flags, max_ledger, records, runs, crc, replaces)
+    rows_crc = rest[0] if rest else None
+    return IndexHeader(
+        number, nonce, covers, flags, max_ledger, records, runs, crc, rows_crc, replaces
+    )
 
 
 class SealedRun:
@@ -278,11 +294,15 @@ class SealedIndex:
     __slots__ = ("_data", "header")
 
     def __init__(self, header: IndexHeader, data: Mapped) -> None:
-        """Raises `LogFormatError` if the file is short or its run table is damaged."""
+        """Raises `LogFormatError` if the file is short, or its run table or rows are damaged."""
         if len(data) < header.end:
             raise LogFormatError("the index file is shorter than its header says")
         if crc32c(data[header.runs_at : header.rows_at]) != header.runs_crc:
             raise LogFormatError("the checksum of the index's run table is wrong")
+        if header.rows_crc is not None and (
+            crc32c(data[header.rows_at : header.end]) != header.rows_crc
+        ):
+            raise LogFormatError("the checksum of the index's rows is wrong")
         self.header = header
         self._data = data
 
@@ -308,6 +328,11 @@ class SealedIndex:
             found.append(self._run_at(low))
             low += 1
         return found
+
+    def run_table(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Ledger id, first entry, number of entries, row, and payload bytes of each run."""
+        # Ten times as fast as objects: a start goes through the tables of all files.
+        return _RUN.iter_unpack(self._data[self.header.runs_at : self.header.rows_at])
 
     def runs(self) -> Iterator[Run]:
         """All runs, by ledger and first entry."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from magnetar.protocol.ids import LedgerId
 from magnetar.protocol.state_table import StateTable
 from storage.ledger.store import LedgerAssertion, LedgerError
+from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
 
 ROOT = "/ledgers"
@@ -185,6 +186,19 @@ class LedgerRecords:
     async def delete(self, ledger_id: int) -> None:
         """Remove the record, whatever its state; fine if there is none."""
         await self._metadata.delete(ledger_path(ledger_id))
+
+    async def all(self) -> dict[int, LedgerRecord]:
+        """All records, by ledger id.  Raises `MetadataError`, `LedgerError`."""
+        found: dict[int, LedgerRecord] = {}
+        levels = [ROOT]
+        while levels:
+            for record in await self._metadata.scan(*children_range(levels.pop())):
+                ledger_id = ledger_id_of(record.key)
+                if ledger_id is not None:
+                    found[ledger_id] = decode_record(record.value, ledger_id)
+                elif name_of(record.key).isdigit():
+                    levels.append(record.key)
+        return found
 
     async def list_ids(self) -> list[LedgerId]:
         """The ids of all ledgers, ascending."""

@@ -21,6 +21,8 @@ class LedgerLimits:
     reclaim_pause_s: float = bounds.LEDGER_RECLAIM_PAUSE_S
     compact_bytes_per_s: int = bounds.LEDGER_COMPACT_BYTES_PER_S
     compact_step_bytes: int = bounds.LEDGER_COMPACT_STEP_BYTES
+    verify_bytes_per_s: int = bounds.LEDGER_VERIFY_BYTES_PER_S
+    verify_step_bytes: int = bounds.LEDGER_VERIFY_STEP_BYTES
     compact_sources: int = bounds.LEDGER_COMPACT_SOURCES
 
     def __post_init__(self) -> None:

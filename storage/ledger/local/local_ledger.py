@@ -44,8 +44,10 @@ class LedgerCell:
 class EntrySource:
     """Reads entries of any ledger, in threads beside the loop."""
 
-    def __init__(self, disk: Disk, files: LogFiles) -> None:
+    def __init__(self, disk: Disk, files: LogFiles, on_lost: Callable[[int, int], None]) -> None:
+        """`on_lost` is called with ledger and entry id of an entry that does not verify."""
         self._disk = disk
+        self._on_lost = on_lost
         self._files = files
         self.closed = False
 
@@ -76,6 +78,7 @@ class EntrySource:
             except CorruptEntry:
                 if cell.deleted:
                     raise no_such_ledger(cell.ledger_id) from None
+                self._on_lost(cell.ledger_id, first)
                 raise
         raise self._failed(cell, moved) from moved
 

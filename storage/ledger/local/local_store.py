@@ -1,7 +1,9 @@
 """`LocalLedgerStore`: the embedded ledger store, over one shared log."""
 
+import asyncio
 import random
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -10,7 +12,10 @@ import structlog
 from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
+from storage.damage import DamageKind, DamageReport, EntryRange
+from storage.durable_mark import DurableMark
 from storage.ledger.local.disk import Disk, ledger_error
+from storage.ledger.local.inspection import Inspection, inspect
 from storage.ledger.local.ledger_records import (
     LedgerRecord,
     LedgerRecords,
@@ -28,14 +33,17 @@ from storage.ledger.local.local_ledger import (
     store_closed,
 )
 from storage.ledger.local.log_files import LogFiles
+from storage.ledger.local.log_listing import LogListing
 from storage.ledger.local.reclaim import DeletionGuard, Reclaim, ReclaimReport, unguarded
 from storage.ledger.local.recovery import recover
 from storage.ledger.local.sealing import Sealer
+from storage.ledger.local.verification import Verifier
 from storage.ledger.local.writer import LogWriter
 from storage.ledger.store import (
     LedgerDescription,
     LedgerError,
     LedgerFenced,
+    LedgersDamaged,
     LedgerStore,
     ReadableLedger,
     WritableLedger,
@@ -43,6 +51,17 @@ from storage.ledger.store import (
 from storage.metadata.store import MetadataError, MetadataStore, VersionConflict
 
 _log = structlog.get_logger(__name__)
+
+HEALTH_CHECK = "health"
+"""Component of the ledgers of health checks, in which nobody reads."""
+
+
+def _stream_of(record: LedgerRecord) -> str:
+    """The ledger path of the topic that made the ledger; `HEALTH_CHECK` of one that none made."""
+    if record.custom.get("component") == HEALTH_CHECK.encode():
+        return HEALTH_CHECK
+    stream = record.custom.get("pulsar/managed-ledger", b"")
+    return sys.intern(stream.decode(errors="replace"))
 
 
 class LocalLedgerStore(LedgerStore):
@@ -62,41 +81,133 @@ class LocalLedgerStore(LedgerStore):
         limits: LedgerLimits | None = None,
         rng: random.Random | None = None,
         guard: DeletionGuard = unguarded,
+        damage: DamageReport | None = None,
+        mark: DurableMark | None = None,
     ) -> None:
-        """`guard` is entered before files are removed; `rng` makes the nonces of log files."""
+        """Make a store that is not started.
+
+        `guard` is entered before files are removed; `rng` makes the nonces of log files; `mark`
+        gets the number of the newest log file and its durable length.
+        """
+        self._mark = mark
+        self._marked = 0 if mark is None else mark.values[0]
+        self.damage = damage or DamageReport()
+        """The damage that was found, and the operator's choice."""
         limits = limits or LedgerLimits()
         rng = rng or random.SystemRandom()
         self._disk = disk
         self._clock = clock
         self._records = LedgerRecords(metadata)
         self._files = LogFiles()
-        self._reclaim = Reclaim(disk, self._files, self._records, limits, rng, guard)
+        self._listing = LogListing(metadata)
+        self._listing_changed = asyncio.Event()
+        self._lister: asyncio.Task[None] | None = None
+        self._reclaim = Reclaim(
+            disk, self._files, self._records, limits, rng, guard, self.damage, self._list_files
+        )
+        self._verifier = Verifier(disk, self._files, limits, self._entry_lost)
         self._sealer = Sealer(disk, self._files, limits, self._reclaim.wake)
-        self._writer = LogWriter(disk, self._files, limits, rng, self._sealer.add)
-        self._source = EntrySource(disk, self._files)
+        self._writer = LogWriter(disk, self._files, limits, rng, self._sealer.add, self._durable)
+        self._source = EntrySource(disk, self._files, self._entry_lost)
+        self._streams: dict[int, str] = {}
         self._cells: WeakValueDictionary[int, LedgerCell] = WeakValueDictionary()
         self._writers: dict[int, LocalWritableLedger] = {}
         self._closed = False
 
     async def start(self) -> None:
-        """Recover the log.  Raises `LedgerError` if that cannot be done."""
+        """Recover the log, and compare it with the records.
+
+        Raises `LedgerError` if that cannot be done, `DamagedData` as the operator chose.
+        """
+        listed = await self._listing.load()
         try:
-            found = await self._disk.maintain(partial(recover, self._disk))
+            records = await self._records.all()
+        except MetadataError as error:
+            # Nothing is compared then, and nothing may be deleted.
+            records = {}
+            self.damage.note(
+                DamageKind.METADATA, f"The records of ledgers cannot all be read: {error}"
+            )
+        try:
+            durable = (0, 0) if self._mark is None else self._mark.values
+            found = await self._disk.maintain(partial(recover, self._disk, listed, durable))
+            last_id = await self._records.last_id()
+            self._require_metadata(found.max_ledger, last_id)
+            inspection = await self._disk.maintain(partial(inspect, self._disk, found, records))
         except OSError as error:
             raise ledger_error(error, "Recovering the ledger log") from error
-        last_id = await self._records.last_id()
-        if found.max_ledger >= 0 and last_id is None:
-            raise LedgerError(
-                f"The log has entries of ledger {found.max_ledger}, and the metadata store never "
-                "gave out an id: restore the metadata that belongs to this log."
-            )
-        if last_id is not None and found.max_ledger > last_id:
-            _log.warning("ledger_log_newer_than_metadata", log=found.max_ledger, metadata=last_id)
+        self._streams = {each: _stream_of(record) for each, record in records.items()}
+        self._report(inspection)
+        self.damage.summarize()
+        self.damage.require_start()
         self._files.load(found.sealed, found.memory, found.next_number, found.max_ledger)
         for file in found.memory:
             self._writer.follow(file)
             self._sealer.add(file)
-        self._reclaim.start(found.superfluous)
+        self._listing.missing = inspection.missing
+        self._files.on_change = self._listing_changed.set
+        self._listing_changed.set()
+        self._lister = asyncio.get_running_loop().create_task(self._keep_listing())
+        self._reclaim.start([] if self.damage.has_loss else found.superfluous)
+        self._verifier.start(frozenset(records))
+
+    def _durable(self, number: int, end: int) -> None:
+        """Note how far the newest log file is durable."""
+        if self._mark is not None:
+            self._marked = number
+            self._mark.note(number, end)
+
+    def _require_metadata(self, max_ledger: int, last_id: int | None) -> None:
+        """Compare the newest ledger of the log with the last id that was given out."""
+        if max_ledger >= 0 and last_id is None:
+            raise LedgerError(
+                f"The log has entries of ledger {max_ledger}, and the metadata store never "
+                "gave out an id: restore the metadata that belongs to this log."
+            )
+        if last_id is not None and max_ledger > last_id:
+            self.damage.metadata_is_behind = True
+            self.damage.note(
+                DamageKind.METADATA,
+                f"The log has entries of ledger {max_ledger}, and the metadata store knows ledgers "
+                f"up to {last_id}: its newest records were lost.",
+            )
+
+    def _report(self, inspection: Inspection) -> None:
+        for finding in inspection.findings:
+            self.damage.note(finding.kind, finding.sentence, lost=finding.lost)
+        for ledger_id, loss in sorted(inspection.losses.items()):
+            stream = self._streams.get(ledger_id, "")
+            if stream != HEALTH_CHECK:
+                self.damage.note_ledger(
+                    ledger_id, stream, loss.missing, end_unknown=loss.end_unknown
+                )
+
+    def _entry_lost(self, ledger_id: int, entry_id: int) -> None:
+        """Note an entry that does not verify."""
+        stream = self._streams.get(ledger_id)
+        if stream is None:
+            return  # The ledger was deleted meanwhile.
+        self.damage.note_ledger(ledger_id, stream, [(entry_id, entry_id)])
+
+    async def _list_files(self) -> None:
+        files = [*self._files.sealed, *self._files.memory]
+        if self._mark is not None and self._marked not in {file.number for file in files}:
+            # The file was given up: a start must not miss it.
+            self._marked = 0
+            self._mark.note(0)
+            await self._disk.maintain(self._mark.sync)
+        await self._listing.save(files)
+
+    async def _keep_listing(self) -> None:
+        """Keep the list of files in the metadata store, as they come and go."""
+        while True:
+            await self._listing_changed.wait()
+            self._listing_changed.clear()
+            try:
+                await self._list_files()
+            except MetadataError as error:
+                # The next change writes it: until then a lost file may not be missed.
+                _log.warning("ledger_files_not_listed", error=str(error))
 
     @property
     def max_entry_bytes(self) -> int:
@@ -114,6 +225,7 @@ class LocalLedgerStore(LedgerStore):
             except VersionConflict:
                 continue
             break
+        self._streams[ledger_id] = _stream_of(record)
         cell = self._cell(ledger_id)
         ledger = LocalWritableLedger(cell, self._source, self._writer, stored, self._close_ledger)
         self._writers[ledger_id] = ledger
@@ -156,6 +268,8 @@ class LocalLedgerStore(LedgerStore):
             except MetadataError:
                 cell.deleted = False
                 raise
+            self._streams.pop(ledger_id, None)
+            self.damage.forget_ledger(ledger_id)
             writer = self._writers.pop(ledger_id, None)
             if writer is not None:
                 await writer.fence()
@@ -169,6 +283,22 @@ class LocalLedgerStore(LedgerStore):
         """See `LedgerStore`."""
         record = (await self._stored(ledger_id)).record
         return LedgerDescription(record.custom, record.created_ms)
+
+    def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:
+        """See `LedgerStore`."""
+        refusal = self.damage.refusal_of(stream, ledger_ids)
+        if refusal is not None:
+            raise LedgersDamaged(refusal)
+
+    @property
+    def keeps_everything(self) -> bool:
+        """See `LedgerStore`."""
+        # A record that names the ledger may be among those that were lost, whatever was chosen.
+        return self.damage.keeps_everything or self.damage.metadata_is_behind
+
+    def missing_entries(self, ledger_id: int) -> Sequence[EntryRange]:
+        """See `LedgerStore`."""
+        return self.damage.missing_entries(ledger_id)
 
     async def reclaim(self) -> ReclaimReport:
         """Give space back now, rather than at the next pass in the background."""
@@ -184,9 +314,24 @@ class LocalLedgerStore(LedgerStore):
             ledger.stop()
         await self._writer.close()
         await self._sealer.close()
+        await self._verifier.close()
         await self._reclaim.close()
+        await self._close_listing()
         self._source.closed = True
         await self._disk.close()
+        if self._mark is not None:
+            self._mark.close()
+
+    async def _close_listing(self) -> None:
+        if self._lister is None:
+            return
+        self._lister.cancel()
+        await asyncio.gather(self._lister, return_exceptions=True)
+        self._lister = None
+        try:
+            await self._list_files()
+        except MetadataError as error:
+            _log.warning("ledger_files_not_listed", error=str(error))
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

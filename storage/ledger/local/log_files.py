@@ -1,5 +1,7 @@
 """The log files of a store: their names, and which of them are sealed."""
 
+from collections.abc import Callable
+
 from storage.ledger.local.codec import record_seed
 from storage.ledger.local.disk import Disk
 from storage.ledger.local.index import (
@@ -91,6 +93,8 @@ class LogFiles:
         self.sealed: tuple[LogFile, ...] = ()
         self.active: LogFile | None = None
         self.max_ledger_at_start = -1
+        self.on_change: Callable[[], None] = _no_listener
+        """Called when a file with entries came, was sealed or was replaced."""
         self._next_number = 1
 
     def take_number(self) -> int:
@@ -112,6 +116,7 @@ class LogFiles:
         """Make `file` the one that is written from now on."""
         self.memory = (*self.memory, file)
         self.active = file
+        self.on_change()
 
     def retire_active(self) -> LogFile | None:
         """End the active file, which is not written any more; returns it."""
@@ -125,9 +130,15 @@ class LogFiles:
         self.memory = tuple(other for other in self.memory if other is not file)
         if header is not None:
             self.sealed = (*self.sealed, LogFile.from_header(header))
+        self.on_change()
 
     def replace(self, gone: list[LogFile], made: LogFile | None) -> None:
         """Remove sealed files that were merged or dropped; `made` is the merged file, if any."""
         numbers = {file.number for file in gone}
         kept = [file for file in self.sealed if file.number not in numbers]
         self.sealed = (*kept, made) if made is not None else tuple(kept)
+        self.on_change()
+
+
+def _no_listener() -> None:
+    """Do nothing: nobody wants to know."""

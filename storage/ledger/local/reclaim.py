@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import structlog
 
 from magnetar.protocol.server_error import MagnetarError
+from storage.damage import DamageReport
 from storage.ledger.local.codec import RECORD_HEADER_BYTES
 from storage.ledger.local.compaction import Compaction, DamagedSource
 from storage.ledger.local.disk import Disk
@@ -95,8 +96,9 @@ def choose_sources(usages: Sequence[FileUsage], limits: LedgerLimits) -> list[Lo
 class Reclaim:
     """Runs passes in the background, after deletions and new sealed files.
 
-    Damaged files are left to the operator.  While a backup runs nothing is removed from the disk
-    and no merged file is published; both happen later.
+    Damaged files are left to the operator.  While data is lost and the operator did not choose to
+    go on without it, nothing is dropped, merged or removed: it may be what is left.  While a backup
+    runs nothing is removed from the disk and no merged file is published; both happen later.
     """
 
     def __init__(
@@ -107,7 +109,12 @@ class Reclaim:
         limits: LedgerLimits,
         rng: random.Random,
         guard: DeletionGuard,
+        damage: DamageReport,
+        listing: Callable[[], Awaitable[None]],
     ) -> None:
+        """`listing` makes the list of the files durable (see `log_listing`)."""
+        self._damage = damage
+        self._listing = listing
         self._disk = disk
         self._files = files
         self._records = records
@@ -148,7 +155,7 @@ class Reclaim:
             except Exception:  # noqa: BLE001 - else no space would ever come back
                 _log.exception("ledger_reclaim_failed", action="tried again later")
                 self._wanted.set()
-            if self._superfluous:
+            if self._superfluous and not self._damage.keeps_everything:
                 self._wanted.set()
             await asyncio.sleep(self._limits.reclaim_pause_s)
 
@@ -156,7 +163,7 @@ class Reclaim:
         """One pass.  Raises `OSError`, `MetadataError`."""
         async with self._lock:
             report = ReclaimReport()
-            while True:
+            while not self._damage.keeps_everything:
                 # The files are listed before the ledgers' records.  A record is made before the
                 # first entry, and ids are never given twice: so a ledger in these files without a
                 # record is deleted, and one just being made has no entry in them.
@@ -171,6 +178,7 @@ class Reclaim:
                 if not sources or not await self._merge(sources, live):
                     return report
                 report.merged += len(sources)
+            return report
 
     def _replace(self, gone: list[LogFile], made: LogFile | None) -> None:
         """Take files off the list; they are removed from the disk later, in this order."""
@@ -193,7 +201,11 @@ class Reclaim:
                     self._disk.sync_directory()
                 return allowed
 
-        if not names or not await self._disk.maintain(job):
+        if not names:
+            return 0
+        # Off the list first: a crash in between must not make a start miss these files.
+        await self._listing()
+        if not await self._disk.maintain(job):
             return 0
         del self._superfluous[: len(names)]
         _log.info("ledger_space_reclaimed", files=len(names))

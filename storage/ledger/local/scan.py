@@ -30,6 +30,12 @@ ScannedRecord = tuple[int, int, int, int]
 """Ledger id, entry id, offset, size."""
 
 
+LOST_BYTES = "durable bytes are missing or unreadable"
+LOST_RECORDS = "record headers do not verify"
+UNATTRIBUTED = frozenset({LOST_BYTES, LOST_RECORDS})
+"""Reasons of damage to entries of which nothing is known."""
+
+
 class Damage(NamedTuple):
     """Durable bytes that do not verify."""
 
@@ -66,19 +72,22 @@ class LogScan:
     damages: list[Damage] = field(default_factory=list)
 
 
-def scan_log(data: Mapped, *, proven_end: int | None = None) -> LogScan:
+def scan_log(data: Mapped, *, proven_end: int | None = None, durable_to: int = 0) -> LogScan:
     """Read a log file through.
 
     `proven_end` is its durable length in bytes, if the next file or an index tells: all bytes
-    before it were durable, and those behind it do not count.
+    before it were durable, and those behind it do not count.  `durable_to` is a length up to which
+    it was durable at least: more may follow.
     """
     limit = len(data) if proven_end is None else min(len(data), proven_end)
     scan = _scan_header(data)
     if scan.end:
-        _Scanner(data, scan, limit, proven_end is not None).run()
+        _Scanner(data, scan, limit, proven_end is not None, durable_to).run()
+    if proven_end is None and scan.index.records and scan.end < durable_to:
+        proven_end = durable_to
     if proven_end is not None and scan.end < proven_end:
         lost = proven_end - scan.end
-        scan.damages.append(Damage(scan.end, lost, "durable bytes are missing or unreadable"))
+        scan.damages.append(Damage(scan.end, lost, LOST_BYTES))
         scan.end = proven_end
     scan.tail_bytes = max(0, len(data) - scan.end)
     return scan
@@ -101,7 +110,10 @@ def _scan_header(data: Mapped) -> LogScan:
 class _Scanner:
     """One pass over the groups."""
 
-    def __init__(self, data: Mapped, scan: LogScan, limit: int, proven: bool) -> None:
+    def __init__(
+        self, data: Mapped, scan: LogScan, limit: int, proven: bool, durable_to: int
+    ) -> None:
+        self.durable_to = min(durable_to, limit)
         self.data = data
         self.scan = scan
         self.limit = limit
@@ -159,6 +171,8 @@ class _Scanner:
         # A group is begun only after all before it was durable.  So a valid group behind these
         # bytes, or a proven end, makes them damage.
         behind = find_group(self.data, offset + 1, self.limit, scan.nonce)
+        if behind is None and offset < self.durable_to:
+            behind = self.durable_to
         if behind is None and not self.proven:
             # Records of a tail that verify are kept: an append of unknown outcome may be stored.
             group = self._good_records(offset, self.limit)
@@ -187,4 +201,4 @@ class _Scanner:
             self.scan.index.add(ledger_id, entry_id, at, size)
             after = payload + size
         if after < end:
-            damages.append(Damage(after, end - after, "record headers do not verify"))
+            damages.append(Damage(after, end - after, LOST_RECORDS))

@@ -120,8 +120,14 @@ class LogWriter:
         limits: LedgerLimits,
         rng: random.Random,
         on_retired: Callable[[LogFile], None],
+        on_durable: Callable[[int, int], None],
     ) -> None:
-        """`on_retired` is called with each file that gets no further groups."""
+        """Make a writer that is idle.
+
+        `on_retired` is called with each file that gets no further groups, `on_durable` with number
+        and length of the file after each group.
+        """
+        self._on_durable = on_durable
         self._disk = disk
         self._files = files
         self._limits = limits
@@ -260,6 +266,8 @@ class LogWriter:
         if group.create:
             self._files.activate(file)
         file.end = group.end
+        # Before anybody learns that the group is durable.
+        self._on_durable(file.number, file.end)
         offset = group.offset + GROUP_HEADER_BYTES
         add = memory.add
         for appender, entry_id, entry, _, _ in group.appends:

@@ -1,6 +1,7 @@
 """The REST interface on a whole broker: what tools rely on, and errors that name the fix."""
 
 from importlib.metadata import version
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -8,8 +9,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from structlog.testing import capture_logs
 
+from broker.admin.app import AdminServer
 from broker.admin.rest import errors_as_json
 from magnetar.protocol import pulsar_pb2 as pb
+from storage.damage import DamageKind
+from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.unit.broker.admin.conftest import Rest
 
@@ -192,6 +196,22 @@ async def test_schemas(rest: Rest) -> None:
     assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 2})
     assert await rest.call("DELETE", f"{path}/schema?force=true") == (200, {"version": -1})
     assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 0})
+
+
+async def test_health_names_damage_and_readiness_does_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        admin = AdminServer(broker)
+        await admin.start()
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(session, admin.port, broker.port)
+            broker.damage.note(DamageKind.LOG, "Log file 0000000001.log is missing.")
+            for number in range(30):
+                broker.damage.note_ledger(number, "public/default/persistent/t", [(0, 9)])
+            lines = str(await rest.get("/admin/v2/brokers/health")).splitlines()
+            assert lines[:2] == ["ok", "Log file 0000000001.log is missing."]
+            assert lines[-1] == "11 more are damaged."
+            assert await rest.get("/admin/v2/brokers/ready") == "ok"
+        await admin.stop()
 
 
 async def test_brokers_clusters_lookup_and_metrics(rest: Rest) -> None:

@@ -90,6 +90,33 @@ async def test_a_full_disk_fails_the_commit_and_nothing_else(store: SqliteMetada
     assert await store.children("/") == ["kept", "later"]
 
 
+async def test_a_full_disk_is_the_operators_error_for_records_of_this_process_too(
+    store: SqliteMetadataStore,
+) -> None:
+    """The writer knows the record from memory, so its first statement is the save."""
+    await store.put("/made/here", b"small")
+    connection = store._files.writer._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(MetadataError, match="the disk is full: free space"):
+        await store.put("/made/here", b"v" * 100_000)
+    connection.execute("PRAGMA max_page_count = 1000000")
+    await store.put("/made/here", b"v" * 100_000)
+
+
+async def test_an_io_error_is_the_operators_error_for_records_of_this_process_too(
+    store: SqliteMetadataStore, path: Path
+) -> None:
+    await store.put("/made/here", b"small")
+    wal = path.with_name(path.name + "-wal")
+    with (
+        no_file_grows(wal.stat().st_size),
+        pytest.raises(MetadataError, match="the disk failed: look at the kernel log"),
+    ):
+        await store.put("/made/here", b"v" * 50_000)
+    await still_readable(store)
+
+
 async def test_ephemerals_go_once_the_disk_works_again(
     store: SqliteMetadataStore, path: Path
 ) -> None:

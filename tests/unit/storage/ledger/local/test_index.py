@@ -1,10 +1,12 @@
 """The index in memory and its file answer alike, and damage to the file is found."""
 
+import struct
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage.ledger.local.codec import LogFormatError
+from storage.ledger.local.codec import LogFormatError, crc32c
 from storage.ledger.local.index import (
     FLAG_DAMAGED,
     INDEX_HEAD_BYTES,
@@ -67,14 +69,27 @@ def test_both_forms_agree(runs: list[tuple[int, int, int]]) -> None:
         assert memory.find(ledger_id, entry_id) == place
 
 
-def test_every_changed_byte_before_the_rows_is_found() -> None:
+def test_every_changed_byte_is_found() -> None:
     data = encoded(filled([(1, 0, 3), (5, 9, 2), (1, 8, 1)])[0], replaces=(1, 2, 3))
-    rows_at = decode_index_header(data).rows_at
-    for at in range(rows_at):
+    for at in range(len(data)):
         changed = bytearray(data)
         changed[at] ^= 0x10
         with pytest.raises(LogFormatError):
             SealedIndex(decode_index_header(bytes(changed)), bytes(changed))
+
+
+def test_an_index_without_a_checksum_over_its_rows_is_read() -> None:
+    """Version 1, as brokers before wrote it."""
+    memory, wanted = filled([(1, 0, 3), (5, 9, 2)])
+    data = encoded(memory, replaces=(2,))
+    new = decode_index_header(data)
+    head = struct.pack("<8sIIQQQQQqII", b"MGLEDIDX", 1, 0, 4, 2**64 - 1, 12345, 5, 1, 5, 2,
+                       new.runs_crc)  # fmt: skip
+    numbers = struct.pack("<Q", 2)
+    old = head + struct.pack("<I", crc32c(head + numbers)) + numbers + data[new.runs_at :]
+    header = decode_index_header(old[:INDEX_HEAD_BYTES])
+    assert (header.rows_crc, header.replaces, header.end) == (None, (2,), len(old))
+    assert places(SealedIndex(header, old)) == wanted
 
 
 def test_truncated_index_is_detected() -> None:

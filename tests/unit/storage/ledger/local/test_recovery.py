@@ -66,7 +66,8 @@ async def test_a_changed_byte_in_a_durable_group_is_an_error_and_hides_nothing_e
     disk = SimulatedDisk({name: broken})
     with capture_logs() as logs:
         store = await started(disk, metadata)
-    assert errors(logs) == ["ledger_log_damaged"]
+    assert errors(logs) == ["data_damaged", "data_damaged", "data_damage_found"]
+    assert [str(ledger.missing) for ledger in store.damage.ledgers.values()] == ["((1, 1),)"]
     reader = await opened(store, ledger)
     assert reader.last_add_confirmed == 3
     assert await reader.read(0, 3, max_bytes=100) == [b"one"]
@@ -86,7 +87,8 @@ async def test_a_lost_group_leaves_a_hole_that_reads_as_corrupt() -> None:
     broken = data[:at] + bytes(codec.RECORD_HEADER_BYTES) + data[at + codec.RECORD_HEADER_BYTES :]
     with capture_logs() as logs:
         store = await started(SimulatedDisk({name: broken}), metadata)
-    assert errors(logs) == ["ledger_log_damaged"]
+    assert errors(logs) == ["data_damaged", "data_damaged", "data_damage_found"]
+    assert [str(ledger.missing) for ledger in store.damage.ledgers.values()] == ["((1, 1),)"]
     reader = await opened(store, ledger)
     assert reader.last_add_confirmed == 3
     with pytest.raises(CorruptEntry, match="no log file"):
@@ -119,7 +121,7 @@ async def test_a_start_writes_into_a_new_file() -> None:
     await store.close()
 
 
-async def test_sealed_files_are_not_read_by_a_start() -> None:
+async def test_a_start_reads_the_indexes_of_sealed_files_and_not_the_files() -> None:
     files, metadata, ledger = await closed_store()
     disk = SimulatedDisk(files)
     mapped: list[str] = []
@@ -131,9 +133,8 @@ async def test_sealed_files_are_not_read_by_a_start() -> None:
 
     disk.map = noting  # type: ignore[method-assign]
     store = await started(disk, metadata)
-    assert mapped == []
+    assert mapped == [name for name in files if name.endswith(".index")]
     assert await read_all(await opened(store, ledger)) == ENTRIES
-    assert all(name.endswith(".index") for name in mapped)
     await store.close()
 
 
@@ -186,7 +187,7 @@ async def test_a_sealed_log_that_became_shorter_is_an_error() -> None:
     name = next(name for name in files if name.endswith(".log"))
     with capture_logs() as logs:
         store = await started(SimulatedDisk({**files, name: files[name][:1000]}), metadata)
-    assert "ledger_log_damaged" in errors(logs)
+    assert "data_damaged" in errors(logs)
     reader = await opened(store, ledger)
     assert (await reader.read(0, 9, max_bytes=9999))[0] == ENTRIES[0]
     with pytest.raises(CorruptEntry):
@@ -218,7 +219,7 @@ async def test_an_unreadable_log_is_kept_and_reported() -> None:
     with capture_logs() as logs:
         store = await started(disk, metadata)
         await store.reclaim()
-    assert "ledger_log_damaged" in errors(logs)
+    assert "data_damaged" in errors(logs)
     assert len(disk.files[name]) == len(data)
     await store.close()
 

@@ -43,6 +43,23 @@ BROKER_STOP_S = 10
 """How long a process waits for its stores to close, after it has drained."""
 VIOLATIONS_LOGGED_PER_S = 10
 """Log lines about protocol violations; further ones are only counted."""
+HTTP_HEAD_S = 10.0
+"""How long an HTTP connection may take to send the head of its first request, and of each later one
+from its first byte on."""
+HTTP_BODY_S = 30.0
+"""How long the body of a request may take."""
+HTTP_WRITE_S = 30.0
+"""How long a peer may leave its answer unread while more of it waits to be sent."""
+HTTP_IDLE_S = 75.0
+"""How long an HTTP connection stays open between two requests."""
+HTTP_LINGER_S = 2.0
+"""How long the rest of a refused body is read, so that its sender gets the answer."""
+HTTP_CHECK_S = 1.0
+"""How often these times are checked."""
+HTTP_BACKLOG = 64
+"""HTTP connections that wait to be accepted."""
+DESCRIPTORS_FOR_FILES = 256
+"""File descriptors left for files, stores, other brokers and connections about to be closed."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 

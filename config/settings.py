@@ -184,6 +184,9 @@ class Settings(BaseSettings):
         100, description="... and look for what is due not more often than this"
     )
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
+    max_http_connections: Positive = Field(
+        1_000, description="REST and metrics connections at once; a new one replaces a waiting one"
+    )
 
     # Operations
     log_level: Literal["debug", "info", "warning", "error"] = Field("info")

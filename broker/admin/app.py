@@ -1,5 +1,8 @@
 """The REST server: its resources, its start and its stop."""
 
+import asyncio
+import socket
+
 from aiohttp import web
 
 from broker.admin import (
@@ -22,19 +25,27 @@ from broker.admin import (
     transaction_records,
     transactions,
 )
+from broker.admin.http_connections import HttpConnections
 from broker.admin.keys import BROKER, REGISTRY
+from broker.admin.request_checks import check_requests, count_requests
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
 from broker.metrics.exposition import make_registry, metrics_text
+from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S
 
 SHUTDOWN_TIMEOUT_S = 2
+_NAME_OF_PARTS = ".+"
+"""Pattern of a path's last part that may have slashes."""
 INDEX = "/admin/v2"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(broker: Broker) -> web.Application:
     """Build the application with every resource."""
-    app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[count_requests, errors_as_json, check_requests],
+        client_max_size=MAX_BODY_BYTES,
+    )
     app[BROKER] = broker
     app[REGISTRY] = make_registry(broker)
     for resource in (
@@ -64,24 +75,44 @@ def build_app(broker: Broker) -> web.Application:
 
         add_channel(app, broker, SHUTDOWN_TIMEOUT_S)
     app.router.add_get(INDEX, index)
-    for path in ("/metrics", "/metrics/"):
-        app.router.add_get(path, metrics)
+    app.router.add_get("/metrics", metrics)
+    _serve_slash_at_end(app.router)
     return app
+
+
+def _serve_slash_at_end(router: web.UrlDispatcher) -> None:
+    """Serve each path with a slash at its end too, as JAX-RS has it (3.7.2: the slash is ignored).
+
+    Paths that end with a name of several parts are left out: there the slash belongs to the name.
+    """
+    for route in list(router.routes()):
+        resource = route.resource
+        if resource is None or _NAME_OF_PARTS in str(resource.get_info().get("pattern", "")):
+            continue
+        router.add_route(route.method, resource.canonical + "/", route.handler)
 
 
 async def index(request: web.Request) -> web.Response:
     """GET: all paths with their methods."""
     methods: dict[str, list[str]] = {}
     for route in request.app.router.routes():
-        if route.resource is not None and route.method != "HEAD":
+        if (
+            route.resource is not None
+            and route.method != "HEAD"
+            and not route.resource.canonical.endswith("/")
+        ):
             methods.setdefault(route.resource.canonical, []).append(route.method)
     return web.json_response({path: sorted(methods[path]) for path in sorted(methods)})
 
 
 async def metrics(request: web.Request) -> web.Response:
     """GET: Prometheus text."""
-    text = metrics_text(request.app[REGISTRY])
-    return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
+    return web.Response(body=await metrics_body(request), headers={"Content-Type": METRICS_TYPE})
+
+
+async def metrics_body(request: web.Request) -> bytes:
+    """The text for Prometheus."""
+    return metrics_text(request.app[REGISTRY])
 
 
 class AdminServer:
@@ -90,27 +121,49 @@ class AdminServer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self.connections = HttpConnections(broker.descriptors.http)
         self.port = 0
 
     async def start(self) -> None:
         """Listen, and set `port` to the port in use.  Raises OSError if it is taken."""
         settings, taken = self._broker.settings, self._broker.take_http_socket()
         runner = web.AppRunner(
-            build_app(self._broker), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+            build_app(self._broker),
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            keepalive_timeout=HTTP_IDLE_S,
+            lingering_time=HTTP_LINGER_S,
         )
         await runner.setup()
         self._runner = runner
-        site: web.BaseSite
-        if taken is None:
-            site = web.TCPSite(runner, settings.bind_host, settings.http_port)
-        else:
-            site = web.SockSite(runner, taken)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        assert runner.server is not None
+        factory = self.connections.protocol_factory(runner.server)
+        listening = taken or _bound_socket(settings.bind_host, settings.http_port)
+        self._server = await asyncio.get_running_loop().create_server(
+            factory, sock=listening, backlog=HTTP_BACKLOG
+        )
+        self.port = listening.getsockname()[1]
         self._broker.placement.listening(http_port=self.port)
 
     async def stop(self) -> None:
         """Stop listening, and end requests in progress."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        self.connections.close()
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """A socket bound to `host` and `port`.  Raises OSError if the port is in use."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 
 from broker.app.clock_check import ClockCheck
+from broker.app.descriptors import descriptor_limit, share_descriptors
 from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
@@ -85,6 +86,7 @@ class Broker:
         self.version = version("magnetar")
         self.placement: Placement = OneBroker(settings.advertised_host)
         self.connections: set[Connection] = set()
+        self.descriptors = share_descriptors(descriptor_limit(), settings)
         self.publish_limits = PublishLimits(
             connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
         )
@@ -94,7 +96,9 @@ class Broker:
         self._http_socket: socket.socket | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
-        self._server = BinaryServer(self, handler_table(), send)
+        self._server = BinaryServer(
+            self, handler_table(), send, max_connections=self.descriptors.binary
+        )
         self._exit = AsyncExitStack()
 
     @property

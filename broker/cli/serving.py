@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
+from broker.app.descriptors import raise_descriptor_limit, share_descriptors
 from broker.app.service import Broker
 from config.bounds import BROKER_STOP_S
 from config.settings import Settings
@@ -42,6 +43,7 @@ def serve(settings: Settings) -> int:
     A start that fails prints one sentence and exits 1.
     """
     gc.set_threshold(GC_THRESHOLD, 20, 50)
+    raise_descriptor_limit(share_descriptors(None, settings).needed)
     try:
         return uvloop.run(_serve(settings))
     except MagnetarError as error:
@@ -62,6 +64,7 @@ async def _serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     broker = Broker(settings, clock=SystemClock(), rng=random.Random())
+    broker.descriptors.warn_if_short()
     admin: AdminServer | None = None
     try:
         if settings.in_cluster:

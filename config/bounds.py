@@ -41,8 +41,14 @@ DRAIN_REQUESTS_S = 1
 """How long a stopping broker waits for requests in progress after its topics are closed."""
 BROKER_STOP_S = 10
 """How long a process waits for its stores to close, after it has drained."""
-VIOLATIONS_LOGGED_PER_S = 10
-"""Log lines about protocol violations; further ones are only counted."""
+LOG_LINES_PER_S = 10
+"""Log lines of one event, or of one library's logger, within a second; more are only counted."""
+LOG_EVENTS_COUNTED = 1000
+"""Events that are counted apart; the lines of all others share one count."""
+LOG_VALUE_CHARACTERS = 2_000
+"""Longest value in a log line."""
+LOG_TRACEBACK_CHARACTERS = 8_000
+"""Longest traceback in a log line: its middle is left out."""
 HTTP_HEAD_S = 10.0
 """How long an HTTP connection may take to send the head of its first request, and of each later one
 from its first byte on."""

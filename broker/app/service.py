@@ -29,13 +29,11 @@ from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
-from broker.wire.log_limit import LogLimit
 from broker.wire.server import BinaryServer
 from config.bounds import (
     BROKER_INFLIGHT_BYTES,
     CONNECTION_INFLIGHT_BYTES,
     DRAIN_REQUESTS_S,
-    VIOLATIONS_LOGGED_PER_S,
 )
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
@@ -91,7 +89,6 @@ class Broker:
             connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
         )
         self.segment_reads = SegmentReads()
-        self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
         self.serving = False
         self._http_socket: socket.socket | None = None
         self._several: SeveralBrokers | None = None

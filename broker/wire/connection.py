@@ -479,17 +479,14 @@ class Connection(asyncio.Protocol):
         )
 
     def _close_for_violation(self, error: MagnetarError) -> None:
-        """Close the connection because of what the peer sent; log that at a bounded rate."""
-        held_back = self.broker.violations.take()
-        if held_back is not None:
-            log.warning(
-                "connection_refused",
-                remote=self.remote,
-                client=self.client_version,
-                error=type(error).__name__,
-                why=str(error),
-                not_logged_before=held_back,
-            )
+        """Close the connection because of what the peer sent."""
+        log.warning(
+            "connection_refused",
+            remote=self.remote,
+            client=self.client_version,
+            error=type(error).__name__,
+            why=str(error),
+        )
         if self.state is ConnectionState.HANDSHAKE:
             self.reply_error(_NO_REQUEST, error)
         self.close(str(error))

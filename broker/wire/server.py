@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 class BinaryServer:
     """Listens for connections of the binary protocol.
 
-    Above `max_connections` a new one is closed at once, and that is logged at a bounded rate.
+    Above `max_connections` a new one is closed at once, and that is logged.
     """
 
     def __init__(
@@ -55,13 +55,7 @@ class BinaryServer:
         broker = self._broker
         if len(broker.connections) < self._max_connections:
             return Connection(broker, self._handlers, self._send)
-        held_back = broker.violations.take()
-        if held_back is not None:
-            log.warning(
-                "connection_limit_reached",
-                max_connections=self._max_connections,
-                not_logged_before=held_back,
-            )
+        log.warning("connection_limit_reached", max_connections=self._max_connections)
         return _RefusedConnection()
 
     async def stop(self) -> None:

@@ -9,7 +9,6 @@ from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
 from broker.transactions.service import Transactions
-from broker.wire.log_limit import LogLimit
 from config.settings import Settings
 from storage.clock import Clock
 
@@ -26,7 +25,6 @@ class BrokerServices(Protocol):
     transactions: Transactions
     scalable: ScalableTopics
     segment_reads: SegmentReads
-    violations: LogLimit
     version: str
     serving: bool
     """Whether clients are accepted."""

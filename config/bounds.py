@@ -66,6 +66,14 @@ HTTP_BACKLOG = 64
 """HTTP connections that wait to be accepted."""
 DESCRIPTORS_FOR_FILES = 256
 """File descriptors left for files, stores, other brokers and connections about to be closed."""
+METRICS_PART_SAMPLES = 1_000
+"""Samples of metrics that are collected, or written, in one turn of the loop: some 3 ms."""
+METRICS_KEPT_FACTOR = 20
+"""A page of metrics is kept for this many times as long as making it took the event loop."""
+METRICS_WRITE_BYTES = 128 * 1024
+"""Bytes of the page of metrics that are written to a peer at once."""
+UNLOADED_BACKLOGS = 10_000
+"""Unloaded topics with a backlog whose backlog stays in the metrics; the oldest go first."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 

@@ -189,6 +189,9 @@ class Settings(BaseSettings):
     )
 
     # Operations
+    topic_level_metrics: bool = Field(
+        True, description="Metrics of each topic and subscription; false: sums of each namespace"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info")
     log_format: Literal["auto", "console", "json"] = Field(
         "auto", description="auto: for people on a terminal, JSON elsewhere"

@@ -26,12 +26,12 @@ from broker.admin import (
     transactions,
 )
 from broker.admin.http_connections import HttpConnections
-from broker.admin.keys import BROKER, REGISTRY
+from broker.admin.keys import BROKER, METRICS
 from broker.admin.request_checks import check_requests, count_requests
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
-from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S
+from broker.metrics.page import MetricsPage
+from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S, METRICS_WRITE_BYTES
 
 SHUTDOWN_TIMEOUT_S = 2
 _NAME_OF_PARTS = ".+"
@@ -47,7 +47,7 @@ def build_app(broker: Broker) -> web.Application:
         client_max_size=MAX_BODY_BYTES,
     )
     app[BROKER] = broker
-    app[REGISTRY] = make_registry(broker)
+    app[METRICS] = MetricsPage(broker)
     for resource in (
         brokers,
         clusters,
@@ -105,14 +105,22 @@ async def index(request: web.Request) -> web.Response:
     return web.json_response({path: sorted(methods[path]) for path in sorted(methods)})
 
 
-async def metrics(request: web.Request) -> web.Response:
+async def metrics(request: web.Request) -> web.StreamResponse:
     """GET: Prometheus text."""
-    return web.Response(body=await metrics_body(request), headers={"Content-Type": METRICS_TYPE})
+    page = memoryview(await metrics_body(request))
+    response = web.StreamResponse(headers={"Content-Type": METRICS_TYPE})
+    response.content_length = len(page)
+    await response.prepare(request)
+    # In parts, so that slow peers share one page, and none has a copy in its buffer.
+    for first in range(0, len(page), METRICS_WRITE_BYTES):
+        await response.write(page[first : first + METRICS_WRITE_BYTES])
+    await response.write_eof()
+    return response
 
 
 async def metrics_body(request: web.Request) -> bytes:
     """The text for Prometheus."""
-    return metrics_text(request.app[REGISTRY])
+    return await request.app[METRICS].text()
 
 
 class AdminServer:

@@ -7,6 +7,7 @@ it passes everything on, and closes the connection when a time is over.
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 
@@ -97,11 +98,11 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Pass the connection on, or close it above the bound."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: uvloop's transports are of no class of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         if not self._connections.add(self):
             self._refused = True
-            transport.abort()
+            self._transport.abort()
             return
         self._head_since = asyncio.get_running_loop().time()
         self._protocol.connection_made(transport)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 
 from broker.admin import app as admin_app
 from tests.support.bounds import set_bound
@@ -56,6 +57,21 @@ class Peer:
 async def one(tmp_path: Path) -> AsyncIterator[Rest]:
     async with asking(tmp_path, max_http_connections=4) as rest:
         yield rest
+
+
+def test_limits_hold_on_the_loop_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose transports are of no class of asyncio's."""
+    quick(monkeypatch, HTTP_HEAD_S=0.3, HTTP_CHECK_S=0.1)
+
+    async def half_a_head() -> None:
+        async with asking(tmp_path) as rest:
+            assert await rest.get("/admin/v2/clusters")
+            peer = await Peer.connect(rest.port, HALF_A_HEAD)
+            assert await peer.rest_of_answer() == b""
+
+    uvloop.run(half_a_head())
 
 
 async def test_half_a_head_is_closed_in_time(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,8 @@ READ_BATCH_ENTRIES = 200
 READ_BATCH_BYTES = 4 * 1024 * 1024
 MAX_UNACKED_PER_CONSUMER = 50_000
 MAX_UNACKED_PER_SUBSCRIPTION = 200_000
+DELIVERED_BATCHES = 10_000
+"""Batches of one subscription that were delivered, and whose sizes are kept until acknowledged."""
 READ_RETRY_MIN_S = 0.1
 READ_RETRY_MAX_S = 10.0
 """Pause before a failed read for dispatch is tried again; it doubles from the first to the last."""

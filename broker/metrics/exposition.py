@@ -44,7 +44,10 @@ class BrokerCollector(Collector):
         bookkeeper = broker.bookkeeper
         if bookkeeper is not None:
             yield from bookkeeper_metrics(
-                bookkeeper.counters, bookkeeper.bookie_counters, self._cluster
+                bookkeeper.counters,
+                bookkeeper.bookie_counters,
+                self._cluster,
+                ensemble_size=broker.settings.ledger_ensemble_size,
             )
 
 

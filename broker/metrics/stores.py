@@ -6,7 +6,12 @@ Names are Pulsar's where it has the same metric.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from storage.metadata.counted_metadata import CountedMetadata
 
@@ -58,9 +63,16 @@ def metadata_metrics(metadata: "CountedMetadata", cluster: str) -> Iterator[Metr
 
 
 def bookkeeper_metrics(
-    ledgers: "LedgerCounters", bookies: "BookieCounters", cluster: str
+    ledgers: "LedgerCounters", bookies: "BookieCounters", cluster: str, *, ensemble_size: int
 ) -> Iterator[Metric]:
-    """All counters of the BookKeeper client, which exists only where ledgers are on bookies."""
+    """All metrics of the BookKeeper client, which exists only where ledgers are on bookies."""
+    size = GaugeMetricFamily(
+        f"{_CLIENT}_ensemble_size",
+        "Bookies that a new ledger needs: ledger_ensemble_size",
+        labels=("cluster",),
+    )
+    size.add_metric((cluster,), ensemble_size)
+    yield size
     for name, text, count in (
         ("adds", "Entries that a quorum of bookies has", ledgers.adds),
         ("add_bytes", "Bytes of those entries", ledgers.add_bytes),

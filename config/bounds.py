@@ -110,6 +110,10 @@ TOPIC_LIST_PAUSE_S = 0.05
 """Changes of a topic list within this time are sent together."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
+RATE_SAMPLE_S = 10
+"""How often the counters of topics are read for their rates."""
+RATE_SAMPLE_TOPICS = 500
+"""Topics whose counters are read in one turn of the loop."""
 IDLE_LOOK_S = 30
 """Longest time between two checks for idle topics."""
 IDLE_TOPICS_TO_TRIM = 100_000

@@ -31,6 +31,7 @@ from broker.admin.request_checks import check_requests, count_requests
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
 from broker.metrics.page import MetricsPage
+from broker.topics.rates import RateSampler
 from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S, METRICS_WRITE_BYTES
 
 SHUTDOWN_TIMEOUT_S = 2
@@ -130,6 +131,7 @@ class AdminServer:
         self._broker = broker
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._rates: RateSampler | None = None
         self.connections = HttpConnections(broker.descriptors.http)
         self.port = 0
 
@@ -153,9 +155,14 @@ class AdminServer:
         )
         self.port = listening.getsockname()[1]
         self._broker.placement.listening(http_port=self.port)
+        self._rates = RateSampler(self._broker.topics.loaded, asyncio.get_running_loop().time)
+        self._rates.start()
 
     async def stop(self) -> None:
         """Stop listening, and end requests in progress."""
+        if self._rates is not None:
+            await self._rates.stop()
+            self._rates = None
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -21,6 +21,7 @@ from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.shared import SharedDispatcher
 from broker.topics.dispatch.single_active import SingleActiveDispatcher
+from broker.topics.traffic import Traffic
 from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
 from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, SEEK_REATTACH_S
 from magnetar.protocol.ack_set import from_words
@@ -104,6 +105,7 @@ class Subscription:
         self._reattach: asyncio.TimerHandle | None = None
         self._retirement: asyncio.Task[None] | None = None
         self.batch_sizes = BatchSizes()
+        self.rates = Traffic()
         self._past = _PastConsumers()
 
     # Queries

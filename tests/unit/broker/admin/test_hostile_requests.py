@@ -24,11 +24,6 @@ HALF_A_BODY = (
 )
 
 
-def quick(monkeypatch: pytest.MonkeyPatch, **bounds: float) -> None:
-    for name, value in bounds.items():
-        set_bound(monkeypatch, name, value)
-
-
 class Peer:
     """A socket that speaks to the REST port byte by byte."""
 
@@ -63,7 +58,8 @@ def test_limits_hold_on_the_loop_of_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose transports are of no class of asyncio's."""
-    quick(monkeypatch, HTTP_HEAD_S=0.3, HTTP_CHECK_S=0.1)
+    set_bound(monkeypatch, "HTTP_HEAD_S", 0.3)
+    set_bound(monkeypatch, "HTTP_CHECK_S", 0.1)
 
     async def half_a_head() -> None:
         async with asking(tmp_path) as rest:
@@ -75,7 +71,8 @@ def test_limits_hold_on_the_loop_of_the_process(
 
 
 async def test_half_a_head_is_closed_in_time(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, HTTP_HEAD_S=0.3, HTTP_CHECK_S=0.1)
+    set_bound(monkeypatch, "HTTP_HEAD_S", 0.3)
+    set_bound(monkeypatch, "HTTP_CHECK_S", 0.1)
     peer = await Peer.connect(rest.port, HALF_A_HEAD)
     begun = time.monotonic()
     assert await peer.rest_of_answer() == b""
@@ -85,13 +82,14 @@ async def test_half_a_head_is_closed_in_time(rest: Rest, monkeypatch: pytest.Mon
 async def test_a_connection_that_sends_nothing_is_closed_in_time(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick(monkeypatch, HTTP_HEAD_S=0.3, HTTP_CHECK_S=0.1)
+    set_bound(monkeypatch, "HTTP_HEAD_S", 0.3)
+    set_bound(monkeypatch, "HTTP_CHECK_S", 0.1)
     peer = await Peer.connect(rest.port)
     assert await peer.rest_of_answer() == b""
 
 
 async def test_half_a_body_is_refused_in_time(rest: Rest, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, HTTP_BODY_S=0.3)
+    set_bound(monkeypatch, "HTTP_BODY_S", 0.3)
     peer = await Peer.connect(rest.port, HALF_A_BODY)
     answer = await peer.rest_of_answer()
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -101,7 +99,8 @@ async def test_half_a_body_is_refused_in_time(rest: Rest, monkeypatch: pytest.Mo
 async def test_a_peer_that_does_not_read_its_answer_is_closed(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick(monkeypatch, HTTP_WRITE_S=0.3, HTTP_CHECK_S=0.1)
+    set_bound(monkeypatch, "HTTP_WRITE_S", 0.3)
+    set_bound(monkeypatch, "HTTP_CHECK_S", 0.1)
 
     async def large(_request: object) -> bytes:
         return b"x" * 50_000_000

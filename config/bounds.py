@@ -64,8 +64,39 @@ DRAIN_REQUESTS_S = 1
 """How long a stopping broker waits for requests in progress after its topics are closed."""
 BROKER_STOP_S = 10
 """How long a process waits for its stores to close, after it has drained."""
-VIOLATIONS_LOGGED_PER_S = 10
-"""Log lines about protocol violations; further ones are only counted."""
+LOG_LINES_PER_S = 10
+"""Log lines of one event, or of one library's logger, within a second; more are only counted."""
+LOG_EVENTS_COUNTED = 1000
+"""Events that are counted apart; the lines of all others share one count."""
+LOG_VALUE_CHARACTERS = 2_000
+"""Longest value in a log line."""
+LOG_TRACEBACK_CHARACTERS = 8_000
+"""Longest traceback in a log line: its middle is left out."""
+HTTP_HEAD_S = 10.0
+"""How long an HTTP connection may take to send the head of its first request, and of each later one
+from its first byte on."""
+HTTP_BODY_S = 30.0
+"""How long the body of a request may take."""
+HTTP_WRITE_S = 30.0
+"""How long a peer may leave its answer unread while more of it waits to be sent."""
+HTTP_IDLE_S = 75.0
+"""How long an HTTP connection stays open between two requests."""
+HTTP_LINGER_S = 2.0
+"""How long the rest of a refused body is read, so that its sender gets the answer."""
+HTTP_CHECK_S = 1.0
+"""How often these times are checked."""
+HTTP_BACKLOG = 64
+"""HTTP connections that wait to be accepted."""
+DESCRIPTORS_FOR_FILES = 256
+"""File descriptors left for files, stores, other brokers and connections about to be closed."""
+METRICS_PART_SAMPLES = 1_000
+"""Samples of metrics that are collected, or written, in one turn of the loop: some 3 ms."""
+METRICS_KEPT_FACTOR = 20
+"""A page of metrics is kept for this many times as long as making it took the event loop."""
+METRICS_WRITE_BYTES = 128 * 1024
+"""Bytes of the page of metrics that are written to a peer at once."""
+UNLOADED_BACKLOGS = 10_000
+"""Unloaded topics with a backlog whose backlog stays in the metrics; the oldest go first."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 
@@ -110,6 +141,10 @@ TOPIC_LIST_PAUSE_S = 0.05
 """Changes of a topic list within this time are sent together."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
+RATE_SAMPLE_S = 10
+"""How often the counters of topics are read for their rates."""
+RATE_SAMPLE_TOPICS = 500
+"""Topics whose counters are read in one turn of the loop."""
 IDLE_LOOK_S = 30
 """Longest time between two checks for idle topics."""
 IDLE_TOPICS_TO_TRIM = 100_000
@@ -120,6 +155,8 @@ READ_BATCH_ENTRIES = 200
 READ_BATCH_BYTES = 4 * 1024 * 1024
 MAX_UNACKED_PER_CONSUMER = 50_000
 MAX_UNACKED_PER_SUBSCRIPTION = 200_000
+DELIVERED_BATCHES = 10_000
+"""Batches of one subscription that were delivered, and whose sizes are kept until acknowledged."""
 READ_RETRY_MIN_S = 0.1
 READ_RETRY_MAX_S = 10.0
 """Pause before a failed read for dispatch is tried again; it doubles from the first to the last."""

@@ -191,8 +191,14 @@ class Settings(BaseSettings):
         100, description="... and look for what is due not more often than this"
     )
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
+    max_http_connections: Positive = Field(
+        1_000, description="REST and metrics connections at once; a new one replaces a waiting one"
+    )
 
     # Operations
+    topic_level_metrics: bool = Field(
+        True, description="Metrics of each topic and subscription; false: sums of each namespace"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info")
     log_format: Literal["auto", "console", "json"] = Field(
         "auto", description="auto: for people on a terminal, JSON elsewhere"

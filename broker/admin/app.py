@@ -1,5 +1,7 @@
 """The REST server: its resources, its start and its stop."""
 
+import asyncio
+
 from aiohttp import web
 
 from broker.admin import (
@@ -22,27 +24,36 @@ from broker.admin import (
     transaction_records,
     transactions,
 )
-from broker.admin.keys import BROKER, REGISTRY
+from broker.admin.http_connections import HttpConnections
+from broker.admin.keys import BROKER, METRICS
+from broker.admin.request_checks import check_requests, count_requests
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
+from broker.metrics.page import MetricsPage
+from broker.topics.rates import RateSampler
 from broker.wire.listening import (
     CannotListen,
     PortSetting,
     bind_port,
     explaining_listen_errors,
 )
+from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S, METRICS_WRITE_BYTES
 
 SHUTDOWN_TIMEOUT_S = 2
+_NAME_OF_PARTS = ".+"
+"""Pattern of a path's last part that may have slashes."""
 INDEX = "/admin/v2"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(broker: Broker) -> web.Application:
     """Build the application with every resource."""
-    app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(
+        middlewares=[count_requests, errors_as_json, check_requests],
+        client_max_size=MAX_BODY_BYTES,
+    )
     app[BROKER] = broker
-    app[REGISTRY] = make_registry(broker)
+    app[METRICS] = MetricsPage(broker)
     for resource in (
         brokers,
         clusters,
@@ -70,24 +81,52 @@ def build_app(broker: Broker) -> web.Application:
 
         add_channel(app, broker, SHUTDOWN_TIMEOUT_S)
     app.router.add_get(INDEX, index)
-    for path in ("/metrics", "/metrics/"):
-        app.router.add_get(path, metrics)
+    app.router.add_get("/metrics", metrics)
+    _serve_slash_at_end(app.router)
     return app
+
+
+def _serve_slash_at_end(router: web.UrlDispatcher) -> None:
+    """Serve each path with a slash at its end too, as JAX-RS has it (3.7.2: the slash is ignored).
+
+    Paths that end with a name of several parts are left out: there the slash belongs to the name.
+    """
+    for route in list(router.routes()):
+        resource = route.resource
+        if resource is None or _NAME_OF_PARTS in str(resource.get_info().get("pattern", "")):
+            continue
+        router.add_route(route.method, resource.canonical + "/", route.handler)
 
 
 async def index(request: web.Request) -> web.Response:
     """GET: all paths with their methods."""
     methods: dict[str, list[str]] = {}
     for route in request.app.router.routes():
-        if route.resource is not None and route.method != "HEAD":
+        if (
+            route.resource is not None
+            and route.method != "HEAD"
+            and not route.resource.canonical.endswith("/")
+        ):
             methods.setdefault(route.resource.canonical, []).append(route.method)
     return web.json_response({path: sorted(methods[path]) for path in sorted(methods)})
 
 
-async def metrics(request: web.Request) -> web.Response:
+async def metrics(request: web.Request) -> web.StreamResponse:
     """GET: Prometheus text."""
-    text = metrics_text(request.app[REGISTRY])
-    return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
+    page = memoryview(await metrics_body(request))
+    response = web.StreamResponse(headers={"Content-Type": METRICS_TYPE})
+    response.content_length = len(page)
+    await response.prepare(request)
+    # In parts, so that slow peers share one page, and none has a copy in its buffer.
+    for first in range(0, len(page), METRICS_WRITE_BYTES):
+        await response.write(page[first : first + METRICS_WRITE_BYTES])
+    await response.write_eof()
+    return response
+
+
+async def metrics_body(request: web.Request) -> bytes:
+    """The text for Prometheus."""
+    return await request.app[METRICS].text()
 
 
 class AdminServer:
@@ -96,29 +135,49 @@ class AdminServer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._rates: RateSampler | None = None
+        self.connections = HttpConnections(broker.descriptors.http)
         self.port = 0
 
     async def start(self) -> None:
         """Listen, and set `port` to the port in use.  Raises `CannotListen`."""
         settings, taken = self._broker.settings, self._broker.take_http_socket()
         runner = web.AppRunner(
-            build_app(self._broker), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+            build_app(self._broker),
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            keepalive_timeout=HTTP_IDLE_S,
+            lingering_time=HTTP_LINGER_S,
         )
         await runner.setup()
         self._runner = runner
+        assert runner.server is not None
+        factory = self.connections.protocol_factory(runner.server)
         address = (settings.bind_host, settings.http_port, PortSetting.HTTP_PORT)
-        bound = bind_port(*address) if taken is None else taken
+        listening = taken or bind_port(*address)
         try:
             with explaining_listen_errors(*address):
-                await web.SockSite(runner, bound).start()
+                self._server = await asyncio.get_running_loop().create_server(
+                    factory, sock=listening, backlog=HTTP_BACKLOG
+                )
         except CannotListen:
-            bound.close()
+            listening.close()
             raise
-        self.port = runner.addresses[0][1]
+        self.port = listening.getsockname()[1]
         self._broker.placement.listening(http_port=self.port)
+        self._rates = RateSampler(self._broker.topics.loaded, asyncio.get_running_loop().time)
+        self._rates.start()
 
     async def stop(self) -> None:
         """Stop listening, and end requests in progress."""
+        if self._rates is not None:
+            await self._rates.stop()
+            self._rates = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        self.connections.close()

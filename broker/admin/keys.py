@@ -1,9 +1,9 @@
 """Keys of the REST application under which handlers find the broker and its metrics."""
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
 from broker.app.service import Broker
+from broker.metrics.page import MetricsPage
 
 BROKER: web.AppKey[Broker] = web.AppKey("broker")
-REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
+METRICS: web.AppKey[MetricsPage] = web.AppKey("metrics")

@@ -21,9 +21,11 @@ from broker.admin.rest import (
     namespace_of,
     no_content,
     refused,
+    shortened,
 )
 from broker.app.service import Broker
 from broker.policies.schema_compatibility import CompatibilityStrategy
+from config.bounds import MAX_PARTITIONS
 from magnetar.protocol.names import NamespaceName
 
 BASE = "/admin/v2/namespaces"
@@ -32,6 +34,8 @@ AUTO_SCALE_POLICY = NAMESPACE + "/scalableTopicAutoScalePolicy"
 TOPIC_MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
 RETENTION_MEMBERS = frozenset({"retentionTimeInMinutes", "retentionSizeInMB"})
 AUTO_CREATION_MEMBERS = frozenset({"allowAutoTopicCreation", "topicType", "defaultNumPartitions"})
+INT32_MAX = 2**31 - 1
+"""Pulsar keeps these limits in an `int`."""
 UNDEFINED = "UNDEFINED"
 """Pulsar's name for a namespace without a strategy of its own."""
 CLUSTERS = ("replication_clusters", "allowed_clusters")
@@ -59,7 +63,7 @@ def _is_retention(value: object) -> bool:
     return (
         isinstance(value, dict)
         and value.keys() == RETENTION_MEMBERS
-        and all(is_number(limit) and limit >= -1 for limit in value.values())
+        and all(is_number(limit, -1, INT32_MAX) for limit in value.values())
     )
 
 
@@ -68,10 +72,14 @@ def _is_auto_creation(value: object) -> bool:
         return False
     kind, count = value.get("topicType"), value.get("defaultNumPartitions")
     if kind == "partitioned":
-        fits = is_number(count) and count > 0
+        fits = is_number(count, 1, MAX_PARTITIONS)
     else:
         fits = kind in (None, "non-partitioned") and count is None
     return isinstance(value.get("allowAutoTopicCreation"), bool) and fits
+
+
+def _is_limit(value: object) -> bool:
+    return is_number(value, -1)
 
 
 def _is_strategy(value: object) -> bool:
@@ -95,7 +103,7 @@ POLICIES = (
         "retention",
         "retention_policies",
         _is_retention,
-        "retentionTimeInMinutes and retentionSizeInMB, each -1 or more",
+        f"retentionTimeInMinutes and retentionSizeInMB, each from -1 to {INT32_MAX}",
     ),
     _Policy("deduplication", "deduplicationEnabled", _is_flag, "true or false"),
     _Policy(
@@ -103,15 +111,15 @@ POLICIES = (
         "autoTopicCreationOverride",
         _is_auto_creation,
         "an object with allowAutoTopicCreation true or false, topicType partitioned or "
-        "non-partitioned, and defaultNumPartitions of 1 or more if it is partitioned",
+        f"non-partitioned, and defaultNumPartitions of 1 to {MAX_PARTITIONS} if it is partitioned",
     ),
     _Policy(
         "offloadDeletionLagMs",
         "offload_deletion_lag_ms",
-        is_number,
+        _is_limit,
         "a number of milliseconds, or -1",
     ),
-    _Policy("offloadThreshold", "offload_threshold", is_number, "a number of bytes, or -1", (-1,)),
+    _Policy("offloadThreshold", "offload_threshold", _is_limit, "a number of bytes, or -1", (-1,)),
     _Policy(
         "schemaCompatibilityStrategy",
         "schema_compatibility_strategy",
@@ -150,7 +158,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def _invalid(name: str, value: object, wanted: str) -> RestError:
-    return refused(f"{name} cannot be {value!r}: give {wanted}.")
+    return refused(f"{name} cannot be {shortened(repr(value))}: give {wanted}.")
 
 
 def _asks_for_nothing(value: object) -> bool:
@@ -176,8 +184,8 @@ def _policies_of_new(body: Mapping[str, object], cluster: str) -> dict[str, obje
         if policy is None:
             if not _asks_for_nothing(value) and value not in DEFAULTS.get(member, ()):
                 raise refused(
-                    f"{member} = {value!r} is not served yet: leave it out. See 'Not served yet' "
-                    "in docs/differences.md."
+                    f"{member} = {shortened(repr(value))} is not served yet: leave it out. See "
+                    "'Not served yet' in docs/differences.md."
                 )
         elif value is not None and value not in policy.unset:
             if not policy.valid(value):

@@ -79,7 +79,7 @@ async def ledger_ids_of(request: web.Request) -> list[int] | None:
     body = await body_of(request)
     if body is None:
         return None
-    if not isinstance(body, list) or not all(isinstance(each, int) for each in body):
+    if not isinstance(body, list) or not all(is_number(each) for each in body):
         raise refused("The body must be a list of ledger ids, or empty for all.")
     return body
 

@@ -186,5 +186,5 @@ async def stats_of(broker: Broker, name: TopicName) -> Mapping[str, object]:
     """TopicStats of a partition, from its owner; {} if that has no such topic."""
     placed = broker.placement.place(name, authoritative=False)
     if placed.here:
-        return topic_stats(await broker.topics.get(name, create=True), broker.broker_id)
+        return await topic_stats(await broker.topics.get(name, create=True), broker.broker_id)
     return await broker.topics.cluster.stats(placed.address, name)

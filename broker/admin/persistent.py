@@ -96,7 +96,7 @@ async def stats(request: web.Request) -> web.Response:
     """GET `?excludePublishers=&excludeConsumers=`: TopicStats."""
     topic = await existing_topic(request)
     owner = request.app[BROKER].broker_id
-    return web.json_response(without_excluded(request, topic_stats(topic, owner)))
+    return web.json_response(without_excluded(request, await topic_stats(topic, owner)))
 
 
 def without_excluded(request: web.Request, stats: Mapping[str, object]) -> dict[str, object]:

@@ -7,6 +7,7 @@ broker map to a status by their class, or else by their `ServerError`.
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from math import isfinite
 from typing import TypeGuard
 
 import structlog
@@ -20,6 +21,8 @@ from storage.metadata.store import RecordTooLarge
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
+SHOWN_CHARACTERS = 100
+"""Characters of a peer's text that an error repeats."""
 OWN_PROPERTIES = "magnetar."
 """Prefix of a topic's properties that are the broker's."""
 
@@ -88,7 +91,10 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except RestError as error:
-        return error_answer(error.status, error.reason)
+        answer = error_answer(error.status, error.reason)
+        if error.status is HTTPStatus.REQUEST_TIMEOUT:
+            answer.force_close()
+        return answer
     except MagnetarError as error:
         return error_answer(status_of(error), str(error))
     except web.HTTPException as error:
@@ -128,9 +134,13 @@ def flag(request: web.Request, name: str) -> bool:
     return request.query.get(name, "false").lower() == "true"
 
 
-def is_number(value: object) -> TypeGuard[int]:
-    """Whether a member of a body is a whole number; JSON's true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
+LARGEST = 2**63 - 1
+"""Largest whole number in a body or query: a `long` of Apache Pulsar."""
+
+
+def is_number(value: object, least: int = -LARGEST - 1, most: int = LARGEST) -> TypeGuard[int]:
+    """Whether a member of a body is a whole number in a range; JSON's true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def number(request: web.Request, name: str, default: int | None = None) -> int:
@@ -141,22 +151,40 @@ def number(request: web.Request, name: str, default: int | None = None) -> int:
             raise refused(f"The request lacks {name}: give it as a number.")
         return default
     try:
-        return int(text)
+        value = int(text)
     except ValueError as error:
-        raise refused(f"{name} = {text!r} is not a number: give one.") from error
+        raise refused(f"{name} = {shortened(repr(text))} is not a number: give one.") from error
+    if not is_number(value):
+        raise refused(f"{name} = {shortened(repr(text))} is too large: give at most {LARGEST}.")
+    return value
+
+
+def shortened(text: str) -> str:
+    """A peer's text, or its beginning, for an error."""
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{shortened(repr(text))} is not a finite number")
+    return value
 
 
 async def body_of(request: web.Request) -> object:
-    """The JSON body, None when empty."""
+    """The JSON body, None when empty.  Numbers are finite, as JSON has no others (RFC 8259)."""
     text = await request.text()
     if not text.strip():
         return None
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except ValueError as error:
-        raise RestError(
-            HTTPStatus.BAD_REQUEST, f"The body is not JSON ({error}): send application/json."
-        ) from error
+        reason = str(error)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    raise RestError(
+        HTTPStatus.BAD_REQUEST, f"The body is not JSON ({reason}): send application/json."
+    )
 
 
 async def mapping_of(request: web.Request) -> dict[str, object]:

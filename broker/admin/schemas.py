@@ -21,7 +21,7 @@ def routes() -> list[web.RouteDef]:
     """The resource's routes."""
     return [
         web.get(TOPIC + "/schema", get),
-        web.get(TOPIC + "/schema/{version:[0-9]+}", get),
+        web.get(TOPIC + "/schema/{version:[0-9]{1,18}}", get),
         web.get(TOPIC + "/schemas", get_all),
         web.post(TOPIC + "/schema", add),
         web.delete(TOPIC + "/schema", delete),

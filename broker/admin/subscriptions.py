@@ -18,6 +18,7 @@ from broker.admin.rest import (
     body_of,
     conflict,
     flag,
+    is_number,
     no_content,
     not_found,
     number,
@@ -32,6 +33,9 @@ from magnetar.protocol.ack_set import pending_all, to_words
 from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
 from magnetar.protocol.names import TopicName
 
+UINT64_MAX = 2**64 - 1
+"""Ids come signed, or unsigned as in the binary protocol."""
+MAX_BATCH_INDEX = 2**31 - 1
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
@@ -85,7 +89,7 @@ def _target(body: object) -> _SeekTarget:
     position = _position(body)
     members = body if isinstance(body, dict) else {}
     batch_index, excluded = members.get("batchIndex", -1), members.get("excluded", False)
-    if not isinstance(batch_index, int) or not isinstance(excluded, bool):
+    if not is_number(batch_index, -1, MAX_BATCH_INDEX) or not isinstance(excluded, bool):
         raise RestError(
             HTTPStatus.BAD_REQUEST,
             "In a message id batchIndex is a number, and excluded true or false.",
@@ -102,7 +106,7 @@ def _position(body: object) -> Position:
     ledger_id, entry_id = members.get("ledgerId"), members.get("entryId")
     if ledger_id is None and entry_id is None:
         return LATEST
-    if not isinstance(ledger_id, int) or not isinstance(entry_id, int):
+    if not is_number(ledger_id, most=UINT64_MAX) or not is_number(entry_id, most=UINT64_MAX):
         raise RestError(
             HTTPStatus.BAD_REQUEST,
             'A message id needs the numbers ledgerId and entryId: give them, "earliest" or '

@@ -3,15 +3,22 @@
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
+from broker.topics.backlog_sizes import BacklogSize, backlog_sizes, earliest_of
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 
 PUBLISHER_COUNTS = ("msgInCounter", "bytesInCounter")
-TOPIC_COUNTS = (*PUBLISHER_COUNTS, "msgOutCounter", "bytesOutCounter", "storageSize")
+TOPIC_COUNTS = (*PUBLISHER_COUNTS, "msgOutCounter", "bytesOutCounter", "storageSize", "backlogSize")
+TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
+SUBSCRIPTION_RATES = ("msgRateOut", "msgThroughputOut")
+EARLIEST_OF_TOPIC = "earliestMsgPublishTimeInBacklogs"
+EARLIEST_OF_SUBSCRIPTION = "earliestMsgPublishTimeInBacklog"
 SUBSCRIPTION_COUNTS = (
     "msgBacklog",
+    "messagesInBacklog",
+    "backlogSize",
     "msgBacklogNoDelayed",
     "msgDelayed",
     "unackedMessages",
@@ -20,9 +27,14 @@ SUBSCRIPTION_COUNTS = (
 )
 
 
-def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
+async def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
     """TopicStats of a loaded topic; `owner` is the id of this broker."""
+    sizes = await backlog_sizes(topic)
+    earliest_ms = earliest_of(sizes)
     return {
+        **topic.rates.as_members(incoming=True),
+        "backlogSize": max((each.size_bytes for each in sizes.values()), default=0),
+        **({} if earliest_ms is None else {EARLIEST_OF_TOPIC: earliest_ms}),
         "msgInCounter": topic.messages_in_total,
         "bytesInCounter": topic.bytes_in_total,
         "msgOutCounter": topic.messages_out_total,
@@ -30,7 +42,8 @@ def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
         "storageSize": topic.ledger.total_size_bytes,
         "publishers": [_publisher(producer) for producer in topic.producers.values()],
         "subscriptions": {
-            name: _subscription(subscription) for name, subscription in topic.subscriptions.items()
+            name: _subscription(subscription, sizes.get(name))
+            for name, subscription in topic.subscriptions.items()
         },
         "ownerBroker": owner,
     }
@@ -65,10 +78,12 @@ def _publisher(producer: Producer) -> dict[str, object]:
     }
 
 
-def _subscription(subscription: Subscription) -> dict[str, object]:
+def _subscription(subscription: Subscription, size: BacklogSize | None) -> dict[str, object]:
     kind = subscription.type
     active = subscription.active_consumer
     return {
+        **subscription.rates.as_members(incoming=False),
+        **({} if size is None else size.as_members()),
         "type": kind.label if kind is not None else "None",
         "msgBacklog": subscription.backlog,
         "msgBacklogNoDelayed": max(0, subscription.backlog - subscription.delayed),
@@ -110,7 +125,8 @@ def stats_of_all(partitions: Iterable[Mapping[str, object]]) -> dict[str, object
         for name, one in by_name.items() if isinstance(by_name, dict) else ():
             subscriptions.setdefault(name, []).append(one)
     return {
-        **_added(each, TOPIC_COUNTS),
+        **_added(each, (*TOPIC_COUNTS, *TOPIC_RATES)),
+        **_least(each, EARLIEST_OF_TOPIC),
         "publishers": [
             {**same[0], **_added(same, PUBLISHER_COUNTS)} for same in publishers.values()
         ],
@@ -118,12 +134,18 @@ def stats_of_all(partitions: Iterable[Mapping[str, object]]) -> dict[str, object
     }
 
 
-def _added(each: Iterable[Mapping[str, object]], names: Iterable[str]) -> dict[str, int]:
-    counts = dict.fromkeys(names, 0)
+def _least(each: Iterable[Mapping[str, object]], name: str) -> dict[str, int]:
+    """The least value of a member, under its name; {} if none has it."""
+    values = [value for one in each if isinstance(value := one.get(name), int)]
+    return {name: min(values)} if values else {}
+
+
+def _added(each: Iterable[Mapping[str, object]], names: Iterable[str]) -> dict[str, float]:
+    counts: dict[str, float] = dict.fromkeys(names, 0)
     for one in each:
         for name in counts:
             value = one.get(name)
-            counts[name] += value if isinstance(value, int) else 0
+            counts[name] += value if isinstance(value, int | float) else 0
     return counts
 
 
@@ -131,7 +153,8 @@ def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
     types = [one.get("type") for one in each if one.get("type") != "None"]
     consumers = [one.get("consumers") for one in each]
     return {
-        **_added(each, SUBSCRIPTION_COUNTS),
+        **_added(each, (*SUBSCRIPTION_COUNTS, *SUBSCRIPTION_RATES)),
+        **_least(each, EARLIEST_OF_SUBSCRIPTION),
         "type": types[0] if types else "None",
         "isDurable": all(one.get("isDurable") for one in each),
         "subscriptionProperties": each[0].get("subscriptionProperties", {}),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 
 from broker.app.clock_check import ClockCheck
+from broker.app.descriptors import descriptor_limit, share_descriptors
 from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
@@ -29,7 +30,6 @@ from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
-from broker.wire.log_limit import LogLimit
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.request_share import CostlyRequests
 from broker.wire.server import BinaryServer
@@ -39,7 +39,6 @@ from config.bounds import (
     COSTLY_REQUESTS_AT_ONCE,
     DRAIN_REQUESTS_S,
     PEER_MEMORY_BYTES,
-    VIOLATIONS_LOGGED_PER_S,
 )
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
@@ -92,6 +91,7 @@ class Broker:
         self.version = version("magnetar")
         self.placement: Placement = OneBroker(settings.advertised_host)
         self.connections: set[Connection] = set()
+        self.descriptors = share_descriptors(descriptor_limit(), settings)
         self.publish_limits = PublishLimits(
             connection_bytes=CONNECTION_INFLIGHT_BYTES, total_bytes=BROKER_INFLIGHT_BYTES
         )
@@ -100,14 +100,15 @@ class Broker:
             PEER_MEMORY_BYTES, settings.max_connections, asyncio.get_running_loop().time
         )
         self.gone_peers = GonePeers(self.connections)
-        self.violations = LogLimit(VIOLATIONS_LOGGED_PER_S, asyncio.get_running_loop().time)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
         self.serving = False
         self._http_socket: socket.socket | None = None
         self._checks: asyncio.Future[None] | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
-        self._server = BinaryServer(self, handler_table(), send)
+        self._server = BinaryServer(
+            self, handler_table(), send, max_connections=self.descriptors.binary
+        )
         self._exit = AsyncExitStack()
 
     @property
@@ -174,19 +175,22 @@ class Broker:
         await self.scalable.start()
         at_stop("coordinators", self.transactions.stop_serving)
         await self.transactions.serve()
-        self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
-        at_stop("idle_topics", self.idle_topics.stop)
-        self.idle_topics.start()
-        at_stop("offloads", self.offloads.stop)
-        self.offloads.start()
-        at_stop("gone_peers", self.gone_peers.stop)
-        self.gone_peers.start()
+        self._start_periodic_work()
         await self._server.start()
         self.serving = True
         if stores.check_later is not None:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    def _start_periodic_work(self) -> None:
+        self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
+        self._release_at_stop("idle_topics", self.idle_topics.stop)
+        self.idle_topics.start()
+        self._release_at_stop("offloads", self.offloads.stop)
+        self.offloads.start()
+        self._release_at_stop("gone_peers", self.gone_peers.stop)
+        self.gone_peers.start()
 
     async def _sweep_orphans(self) -> None:
         """Delete ledgers that no record names, if all records can be read."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from broker.app.descriptors import raise_descriptor_limit, share_descriptors
 from broker.app.service import Broker
 from broker.wire.listening import CannotListen, PortSetting, bind_port
 from config.bounds import BROKER_STOP_S
@@ -51,6 +52,7 @@ def serve(settings: Settings) -> int:
     # A collection of the second generation scans all of the first ones before it: after 20 of them
     # it took 350 ms while a request created 10,000 topics.
     gc.set_threshold(GC_THRESHOLD, 2, 500)
+    raise_descriptor_limit(share_descriptors(None, settings).needed)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(settings))
@@ -81,6 +83,7 @@ async def _serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     broker = Broker(settings, clock=SystemClock(), rng=random.Random())
+    broker.descriptors.warn_if_short()
     admin: AdminServer | None = None
     try:
         if settings.in_cluster:

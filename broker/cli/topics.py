@@ -1,6 +1,7 @@
 """`magnetar topics`: scalable topics from the command line, over REST."""
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import quote
 
@@ -109,17 +110,51 @@ def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
 
 
 def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Show segments, subscriptions and backlogs."""
+    """Show segments, traffic, and the backlog of each subscription."""
     answer = mapping(ask(admin_url, "GET", f"{topic_path(topic)}/stats"))
     typer.echo(
         f"{topic}  epoch {answer.get('epoch')}  {answer.get('activeSegments')} active segment(s)"
     )
+    typer.echo(
+        f"  stored {_size(answer, 'storageSize')}, "
+        f"in {_rate(answer, 'msgRateIn', 'msgThroughputIn')}, "
+        f"out {_rate(answer, 'msgRateOut', 'msgThroughputOut')}"
+    )
     for name, value in mapping(answer.get("subscriptions")).items():
         subscription = mapping(value)
         typer.echo(
-            f"  {printable(name)}: backlog {subscription.get('msgBacklog', '?')}, "
+            f"  {printable(name)}: backlog {_backlog(subscription)}, "
+            f"out {_rate(subscription, 'msgRateOut', 'msgThroughputOut')}, "
             f"{subscription.get('consumerCount', 0)} consumer(s)"
         )
+
+
+def _backlog(subscription: Mapping[str, object]) -> str:
+    """A backlog in entries, messages and bytes, and the age of its oldest message."""
+    text = f"{subscription.get('msgBacklog', '?')} entries"
+    if "messagesInBacklog" in subscription:
+        size = _size(subscription, "backlogSize")
+        text += f" ({subscription['messagesInBacklog']} messages, {size})"
+    earliest_ms = subscription.get("earliestMsgPublishTimeInBacklog")
+    if isinstance(earliest_ms, int):
+        text += f", oldest {max(0, round(time.time() - earliest_ms / 1000))} s old"
+    return text
+
+
+def _rate(members: Mapping[str, object], messages: str, size: str) -> str:
+    value = members.get(messages, 0)
+    rate = value if isinstance(value, int | float) else 0
+    return f"{rate:.1f} messages/s ({_size(members, size)}/s)"
+
+
+def _size(members: Mapping[str, object], name: str) -> str:
+    value = members.get(name, 0)
+    size = float(value) if isinstance(value, int | float) else 0.0
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 def register_topics(app: typer.Typer) -> None:

@@ -1,15 +1,14 @@
 """Metrics of offloading: copies, reads from copies, runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from broker.app.service import Broker
-from broker.topics.topic import Topic
 
 
-def offload_metrics(broker: Broker, topics: Sequence[Topic]) -> Iterator[Metric]:
-    """All metrics of copies of ledgers; a topic's size is there only if it has copies."""
+def offload_metrics(broker: Broker) -> Iterator[Metric]:
+    """All metrics of copies of ledgers, but for the sizes of topics."""
     cluster = broker.settings.cluster_name
     cold = broker.managed_ledgers.cold
     counters = cold.counters
@@ -34,18 +33,3 @@ def offload_metrics(broker: Broker, topics: Sequence[Topic]) -> Iterator[Metric]
         gauge = GaugeMetricFamily(f"magnetar_offload_{name}", text, labels=("cluster",))
         gauge.add_metric((cluster,), value)
         yield gauge
-    yield _offloaded_size(topics, cluster)
-
-
-def _offloaded_size(topics: Sequence[Topic], cluster: str) -> Metric:
-    size = GaugeMetricFamily(
-        "pulsar_storage_offloaded_size",
-        "Bytes of ledgers that have a copy",
-        labels=("cluster", "namespace", "topic"),
-    )
-    for topic in topics:
-        copied = sum(info.size_bytes for info in topic.ledger.offload.copied())
-        if copied:
-            labels = (cluster, str(topic.name.namespace_name), str(topic.name))
-            size.add_metric(labels, copied)
-    return size

@@ -101,9 +101,16 @@ def disk_metrics(data_dir: Path, cluster: str) -> Iterator[Metric]:
 
 
 def bookkeeper_metrics(
-    ledgers: "LedgerCounters", bookies: "BookieCounters", cluster: str
+    ledgers: "LedgerCounters", bookies: "BookieCounters", cluster: str, *, ensemble_size: int
 ) -> Iterator[Metric]:
-    """All counters of the BookKeeper client, which exists only where ledgers are on bookies."""
+    """All metrics of the BookKeeper client, which exists only where ledgers are on bookies."""
+    size = GaugeMetricFamily(
+        f"{_CLIENT}_ensemble_size",
+        "Bookies that a new ledger needs: ledger_ensemble_size",
+        labels=("cluster",),
+    )
+    size.add_metric((cluster,), ensemble_size)
+    yield size
     for name, text, count in (
         ("adds", "Entries that a quorum of bookies has", ledgers.adds),
         ("add_bytes", "Bytes of those entries", ledgers.add_bytes),

@@ -1,7 +1,7 @@
 """Metrics of transactions: PIP-473's of the metadata store, and Pulsar's of coordinators.
 
 Counters of coordinators are those of the ones that this process leads, since it leads them.
-Counters of topics begin when a topic is loaded.
+Those of topics and subscriptions are in `topics`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,12 @@ from prometheus_client.core import (
 )
 
 from broker.app.service import Broker
-from broker.topics.topic import Topic
 from storage.histogram import Histogram
 from txn.coordinator import Coordinator
 from txn.counters import EXECUTION_BUCKETS_MS
 
 _STORE = "pulsar_txn_metadata_store"
 _LABELS = ("cluster", "coordinator_id")
-_TOPIC = ("cluster", "namespace", "topic")
-_SUBSCRIPTION = (*_TOPIC, "subscription", "status")
 
 
 def transaction_metrics(broker: Broker) -> Iterator[Metric]:
@@ -151,45 +148,6 @@ def _group_metrics(led: Sequence[Coordinator], cluster: str) -> Iterator[Metric]
         groups.add_metric((*labels, "aborted"), counters.groups_aborted)
         groups.add_metric((*labels, "done"), counters.groups_done)
     yield from (attempts, groups)
-
-
-def topic_transaction_metrics(topics: Sequence[Topic], cluster: str) -> Iterator[Metric]:
-    """Pulsar's metrics of transaction buffers, for each loaded topic and segment."""
-    active = GaugeMetricFamily(
-        "pulsar_txn_tb_active_total", "Transactions with writes here, not ended", labels=_TOPIC
-    )
-    committed = CounterMetricFamily("pulsar_txn_tb_committed", "... committed", labels=_TOPIC)
-    aborted = CounterMetricFamily("pulsar_txn_tb_aborted", "... aborted", labels=_TOPIC)
-    for topic in topics:
-        labels = (cluster, str(topic.name.namespace_name), str(topic.name))
-        active.add_metric(labels, topic.buffer.open_count)
-        committed.add_metric(labels, topic.buffer.commits)
-        aborted.add_metric(labels, topic.buffer.aborts)
-    yield from (active, committed, aborted)
-
-
-def subscription_transaction_metrics(topics: Sequence[Topic], cluster: str) -> Iterator[Metric]:
-    """Pulsar's metrics of pending acknowledgements, for subscriptions that had any.
-
-    `status` is always "succeed", because failures are tried again until they succeed.
-    """
-    committed = CounterMetricFamily(
-        "pulsar_txn_tp_committed_count", "Transactions applied", labels=_SUBSCRIPTION
-    )
-    aborted = CounterMetricFamily(
-        "pulsar_txn_tp_aborted_count", "Transactions released", labels=_SUBSCRIPTION
-    )
-    for topic in topics:
-        for subscription in topic.subscriptions.values():
-            if subscription.transactional is None:
-                continue
-            core = subscription.transactional.pending.core
-            if core.commits or core.aborts:
-                namespace, name = str(topic.name.namespace_name), str(topic.name)
-                labels = (cluster, namespace, name, subscription.name, "succeed")
-                committed.add_metric(labels, core.commits)
-                aborted.add_metric(labels, core.aborts)
-    yield from (committed, aborted)
 
 
 def _histogram(name: str, text: str, cluster: str, histogram: Histogram) -> Metric:

@@ -10,6 +10,7 @@ import structlog
 from broker.scalable.host import ScalableHost
 from broker.scalable.offloading import offload_manifest
 from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
+from broker.topics.backlog_sizes import backlog_sizes
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.subscription import Subscription
@@ -142,7 +143,7 @@ class LocalSegments:
 
     async def stats(self, segment: SegmentName) -> Members:
         """Return the statistics of a segment."""
-        return stats_of(await self.open(segment))
+        return await stats_of(await self.open(segment))
 
     async def offload(self, segment: SegmentName, url: str | None) -> None:
         """Offload ended ledgers.  Raises `OffloadNotConfigured`, `InvalidOffloadUrl`."""
@@ -177,9 +178,11 @@ def view_of(topic: Topic) -> SegmentView:
     )
 
 
-def stats_of(topic: Topic) -> Members:
+async def stats_of(topic: Topic) -> Members:
     """Return the statistics of a loaded segment, as REST shows them."""
+    sizes = await backlog_sizes(topic)
     return {
+        **topic.rates.as_members(incoming=True),
         "storageSize": topic.ledger.total_size_bytes,
         "producers": [
             {
@@ -193,6 +196,8 @@ def stats_of(topic: Topic) -> Members:
         ],
         "subscriptions": {
             name: {
+                **subscription.rates.as_members(incoming=False),
+                **(sizes[name].as_members() if name in sizes else {}),
                 "msgBacklog": subscription.backlog,
                 "msgDelayed": subscription.delayed,
                 "unackedMessages": subscription.unacked,

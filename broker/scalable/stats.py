@@ -1,6 +1,6 @@
 """The statistics of a scalable topic, as REST shows them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from broker.placement import Placement
 from broker.scalable.controller import TopicController
@@ -11,6 +11,11 @@ from broker.scalable.live_topics import LiveTopic
 from broker.scalable.local_segments import instant
 from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.segment_view import Members
+
+_TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
+_SUBSCRIPTION_RATES = ("msgRateOut", "msgThroughputOut")
+_BACKLOG_SIZES = ("messagesInBacklog", "backlogSize")
+_EARLIEST = "earliestMsgPublishTimeInBacklog"
 
 
 class TopicStats:
@@ -39,7 +44,7 @@ class TopicStats:
 
         The members of 5.0.0-M1 (`epoch`, `segments`, counts) and of later versions (`layout`,
         sizes, producers, consumers) are side by side, as clients ignore members that they do not
-        know.  There are no rates: the metrics endpoint has them.
+        know.  Rates are those of the segments, added.
         """
         layout = self._live.layout
         segments = layout.segments.values()
@@ -55,6 +60,7 @@ class TopicStats:
                 "epoch": layout.epoch,
                 "segments": {str(s.segment_id): self._node(s) for s in segments},
             },
+            **_rates(self._counted.values(), _TOPIC_RATES),
             "storageSize": sum(_count(each, "storageSize") for each in self._counted.values()),
             "producers": [p for each in self._counted.values() for p in _list(each, "producers")],
             "subscriptions": {name: self._subscription(name) for name in subscriptions},
@@ -79,10 +85,12 @@ class TopicStats:
 
     def _subscription(self, name: str) -> Members:
         per_segment: dict[str, Members] = {}
+        each: list[Members] = []
         consumers: list[object] = []
         for segment_id, counted in self._counted.items():
             found = _object(counted, "subscriptions").get(name)
             if isinstance(found, dict):
+                each.append(found)
                 attached = _list(found, "consumers")
                 consumers.extend(attached)
                 per_segment[str(segment_id)] = {
@@ -94,7 +102,15 @@ class TopicStats:
         group = self._groups.get(name)
         kind = self._kinds.get(name) or SubscriptionKind.QUEUE
         most = max((_count(s, "consumerCount") for s in per_segment.values()), default=0)
+        earliest = [value for one in each if (value := _count(one, _EARLIEST))]
         return {
+            **_rates(each, _SUBSCRIPTION_RATES),
+            **({_EARLIEST: min(earliest)} if earliest else {}),
+            **{
+                size: sum(_count(one, size) for one in each)
+                for size in _BACKLOG_SIZES
+                if each and all(size in one for one in each)
+            },
             "type": kind.value,
             "consumerCount": most if group is None else len(group.group.registered()),
             "msgBacklog": sum(_count(s, "msgBacklog") for s in per_segment.values()),
@@ -103,6 +119,16 @@ class TopicStats:
             "segments": per_segment,
             "consumers": consumers if group is None else _registered(group),
         }
+
+
+def _rates(each: Iterable[Members], names: Sequence[str]) -> Members:
+    """Rates of several segments, added."""
+    sums = dict.fromkeys(names, 0.0)
+    for one in each:
+        for name in names:
+            value = one.get(name)
+            sums[name] += value if isinstance(value, int | float) else 0
+    return {**sums}
 
 
 def _registered(group: GroupController) -> list[Members]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from broker.topics.batch_sizes import BatchSizes
 from broker.topics.client_connection import ClientConnection
 from config.bounds import MAX_UNACKED_PER_CONSUMER
 from magnetar.protocol.frames import encode_message_head
@@ -93,6 +94,11 @@ class SubscribeRequest:
 
 class ConsumedSubscription(Protocol):
     """The subscription of a consumer, as the consumer and the handlers of its client use it."""
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The batches that were delivered and not acknowledged."""
+        ...
 
     @property
     def name(self) -> str:
@@ -296,6 +302,8 @@ class Consumer:
         # One permit is enough for a batch, so this may fall below zero.  A partly acknowledged
         # batch costs its full size: the client gives back permits for what it skips.
         self.permits -= message_count
+        if message_count > 1:
+            self.subscription.batch_sizes.delivered(position, message_count, ack_set or ())
         self.messages_out_total += message_count
         self.entries_out_total += 1
         self.bytes_out_total += size

@@ -130,6 +130,7 @@ class IdleTopics:
         # waits for the end of closing, and loads the topic anew.
         if await self._broker.topics.unload_if(topic, still_idle):
             log.debug("idle_topic_unloaded", topic=str(topic.name))
+            self._broker.topics.unloaded.remember(topic)
             # Retention holds for unloaded topics too: this one is loaded again for its next trim.
             due_ms = topic.ledger.next_trim_ms()
             if due_ms is not None and len(self._to_trim) < IDLE_TOPICS_TO_TRIM:

@@ -25,6 +25,7 @@ from broker.topics.sequence_store import SequenceStore
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
 from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
+from broker.topics.unloaded_backlogs import UnloadedBacklogs
 from config.bounds import DRAIN_TOPICS_AT_ONCE
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
@@ -137,6 +138,7 @@ class TopicRegistry:
         self._work = BackgroundTasks(
             log, failure_event="background_work_failed", expected=(MagnetarError,)
         )
+        self.unloaded = UnloadedBacklogs()
         self._listeners: dict[object, TopicListener] = {}
         self._closed = False
         self._forget_owners = broker.placement.on_change(self._owner_changed)
@@ -292,6 +294,7 @@ class TopicRegistry:
                 created = await self.purge_leftovers_if_new(name)
                 topic = await self._open(name)
             self._topics[str(name)] = topic
+            self.unloaded.forget(str(name))
             topic.opened()
             if sealed_by_layout:
                 topic.begin_seal()
@@ -320,6 +323,9 @@ class TopicRegistry:
             raise TopicUnavailable(f"{topic.name} is another broker's now: look it up again.")
 
     def _owner_changed(self, name: TopicName) -> None:
+        owner = self._broker.placement.known_owner(name)
+        if owner is not None and owner.broker_id != self._broker.placement.broker_id:
+            self.unloaded.forget(str(name))
         topic = self._topics.get(str(name))
         if topic is not None and not self._broker.placement.owns(name):
             log.warning("topic_lost", topic=str(name))
@@ -546,6 +552,7 @@ class TopicRegistry:
             if topic is not None and not force:
                 _require_unused(topic)
             await self._close(str(name))
+            self.unloaded.forget(str(name))
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")

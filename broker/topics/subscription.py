@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 
+from broker.topics.batch_sizes import BatchSizes
 from broker.topics.consumer import (
     Ack,
     Consumer,
@@ -20,6 +21,7 @@ from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.shared import SharedDispatcher
 from broker.topics.dispatch.single_active import SingleActiveDispatcher
+from broker.topics.traffic import Traffic
 from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
 from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, SEEK_REATTACH_S
 from magnetar.protocol.ack_set import from_words
@@ -102,6 +104,8 @@ class Subscription:
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._reattach: asyncio.TimerHandle | None = None
         self._retirement: asyncio.Task[None] | None = None
+        self.batch_sizes = BatchSizes()
+        self.rates = Traffic()
         self._past = _PastConsumers()
 
     # Queries
@@ -188,7 +192,7 @@ class Subscription:
 
     @property
     def acknowledged_total(self) -> int:
-        """Acknowledgements taken, one for each message id."""
+        """Messages acknowledged; in transactions, when they are acknowledged and not at the end."""
         return self._past.acknowledged + sum(each.acknowledged_total for each in self.consumers)
 
     def now_ms(self) -> int:
@@ -272,11 +276,15 @@ class Subscription:
             left = 0
             if ack_set:
                 size = _trusted_size(batch_size, ack_set)
-                if not cursor.acknowledge_batch(position, ack_set, size):
+                if cursor.acknowledge_batch(position, ack_set, size):
+                    consumer.acknowledged_total += self.batch_sizes.take(position)
+                else:
                     left = self._unacknowledged_in(position)
-            else:
-                cursor.acknowledge(position)
-            consumer.acknowledged_total += 1
+                    if left > 0:
+                        narrowed = self.batch_sizes.narrow(position, left.bit_count())
+                        consumer.acknowledged_total += narrowed
+            elif cursor.acknowledge(position):
+                consumer.acknowledged_total += self.batch_sizes.take(position)
             dispatcher.settled(consumer, position, left)
         if self.topic.sealed:
             self.report_end_if_reached()
@@ -294,8 +302,14 @@ class Subscription:
         self._require_cumulative(consumer)
         if consumer.closed or position > self.topic.ledger.last_confirmed:
             return
+        before = self.cursor.backlog
         self.cursor.acknowledge_up_to(position, ack_set)
-        consumer.acknowledged_total += 1
+        last, acknowledged = position, 0
+        if ack_set and (left := self._unacknowledged_in(position)) > 0:
+            acknowledged = self.batch_sizes.narrow(position, left.bit_count())
+            last = Position(position.ledger_id, position.entry_id - 1)
+        acknowledged += self.batch_sizes.take_up_to(last, before - self.cursor.backlog)
+        consumer.acknowledged_total += acknowledged
         if self.topic.sealed:
             self.report_end_if_reached()
 
@@ -381,6 +395,7 @@ class Subscription:
         if ack_set and batch_size:
             self.cursor.acknowledge_batch(position, ack_set, batch_size)
         self._counts.forget_all()
+        self.batch_sizes.clear()
         self.drained = False
         self.topic.subscription_rewound(self.name)
         self.report_end_if_reached()

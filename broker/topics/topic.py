@@ -18,6 +18,7 @@ from broker.topics.publishing import PublishPipeline
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.subscription import Subscription
 from broker.topics.topic_producers import TopicProducers
+from broker.topics.traffic import Traffic
 from broker.topics.transactional_acks import forget_subscription
 from config.bounds import SEAL_WAIT_S
 from magnetar.background_tasks import BackgroundTasks
@@ -152,6 +153,8 @@ class Topic:
         self.name = name
         self.ledger = ledger
         self.state = TopicState.LOADING
+        self.rates = Traffic()
+        """Its traffic by the second, where REST is served: see `broker.topics.rates`."""
         self.uses = 0
         """Number of requests for the topic since it was loaded; see `broker.topics.idle_topics`."""
         self.sequence_store = store

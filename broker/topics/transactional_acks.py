@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, Self
 
+from broker.topics.batch_sizes import BatchSizes
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.dispatcher import Dispatcher
 from broker.topics.dispatch.errors import ConsumerNotAllowed, SubscriptionUnavailable
@@ -47,6 +48,11 @@ class AckedSubscription(Protocol):
     @property
     def cursor(self) -> Cursor:
         """The acknowledged positions."""
+        ...
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The batches that were delivered and not acknowledged."""
         ...
 
     @property
@@ -157,10 +163,22 @@ class TransactionalAcks:
             consumer=self._identity(consumer),
             require=require_consumer,
         )
-        consumer.acknowledged_total += len(named)
+        consumer.acknowledged_total += self._messages_of(named, cumulative=cumulative)
         if self._waits:
             subscription.wake()
         return task
+
+    def _messages_of(self, named: Sequence[AckedPosition], *, cumulative: bool) -> int:
+        """The messages that are acknowledged, as far as the delivered batches tell."""
+        sizes = self._subscription.batch_sizes
+        if cumulative:
+            return sizes.take_up_to(named[0].position, 1)
+        return sum(
+            sizes.take_all_but(each.position, each.ack_set)
+            if each.ack_set
+            else sizes.take(each.position)
+            for each in named
+        )
 
     def must_wait_for(self, consumer: Consumer, txns: Iterable[TxnId]) -> bool:
         """Whether one of these transactions must end before the consumer gets more (A9).

@@ -460,15 +460,12 @@ class Connection(asyncio.Protocol):
     def _abort_for_memory(self, held_bytes: int) -> None:
         if self.state is ConnectionState.CLOSED:
             return
-        held_back = self.broker.violations.take()
-        if held_back is not None:
-            log.warning(
-                "connection_held_too_much",
-                remote=self.remote,
-                client=self.client_version,
-                held_bytes=held_bytes,
-                not_logged_before=held_back,
-            )
+        log.warning(
+            "connection_held_too_much",
+            remote=self.remote,
+            client=self.client_version,
+            held_bytes=held_bytes,
+        )
         self.abort("it held the most of what all peers leave unread or unfinished")
 
     # Input
@@ -639,17 +636,14 @@ class Connection(asyncio.Protocol):
         )
 
     def _close_for_violation(self, error: MagnetarError) -> None:
-        """Close the connection because of what the peer sent; log that at a bounded rate."""
-        held_back = self.broker.violations.take()
-        if held_back is not None:
-            log.warning(
-                "connection_refused",
-                remote=self.remote,
-                client=self.client_version,
-                error=type(error).__name__,
-                why=str(error),
-                not_logged_before=held_back,
-            )
+        """Close the connection because of what the peer sent."""
+        log.warning(
+            "connection_refused",
+            remote=self.remote,
+            client=self.client_version,
+            error=type(error).__name__,
+            why=str(error),
+        )
         if self.state is ConnectionState.HANDSHAKE:
             self.reply_error(_NO_REQUEST, error)
         self.close(str(error))

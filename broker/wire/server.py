@@ -16,13 +16,19 @@ log = structlog.get_logger(__name__)
 class BinaryServer:
     """Listens for connections of the binary protocol.
 
-    Above `max_connections` a new one is closed at once, and that is logged at a bounded rate.
+    Above `max_connections` a new one is closed at once, and that is logged.
     """
 
     def __init__(
-        self, broker: ConnectionHost, handlers: Mapping[int, Handler], send: SendHandler
+        self,
+        broker: ConnectionHost,
+        handlers: Mapping[int, Handler],
+        send: SendHandler,
+        *,
+        max_connections: int,
     ) -> None:
         self._broker = broker
+        self._max_connections = max_connections
         self._handlers = handlers
         self._send = send
         self._server: asyncio.Server | None = None
@@ -50,15 +56,9 @@ class BinaryServer:
 
     def _accept(self) -> asyncio.Protocol:
         broker = self._broker
-        if len(broker.connections) < broker.settings.max_connections:
+        if len(broker.connections) < self._max_connections:
             return Connection(broker, self._handlers, self._send)
-        held_back = broker.violations.take()
-        if held_back is not None:
-            log.warning(
-                "connection_limit_reached",
-                max_connections=broker.settings.max_connections,
-                not_logged_before=held_back,
-            )
+        log.warning("connection_limit_reached", max_connections=self._max_connections)
         return _RefusedConnection()
 
     async def stop(self) -> None:

@@ -9,7 +9,6 @@ from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
 from broker.transactions.service import Transactions
-from broker.wire.log_limit import LogLimit
 from broker.wire.request_share import CostlyRequests
 from config.settings import Settings
 from storage.clock import Clock
@@ -27,7 +26,6 @@ class BrokerServices(Protocol):
     transactions: Transactions
     scalable: ScalableTopics
     segment_reads: SegmentReads
-    violations: LogLimit
     costly_requests: CostlyRequests
     version: str
     serving: bool

@@ -91,7 +91,7 @@ async def look_at_a_broker(directory: Path) -> Exposed:
         await topic.create_subscription("s", EARLIEST)
         # Its ledgers are not on bookies: what it would tell of them is added as it would be told.
         on_bookies = bookkeeper_metrics(
-            LedgerCounters(), BookieCounters(), broker.settings.cluster_name
+            LedgerCounters(), BookieCounters(), broker.settings.cluster_name, ensemble_size=2
         )
         metrics = sample_labels([*make_registry(broker).collect(), *on_bookies])
         paths = {
@@ -235,7 +235,8 @@ def test_every_alert_says_what_and_leads_to_its_runbook(name: str) -> None:
 
 def test_thresholds_follow_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(DEPLOY / "compose" / "broker.toml", {}, monkeypatch)
-    assert f"< {settings.ledger_ensemble_size} " in alerts()["BookiesTooFew"]["expr"]
+    # Brokers on bookies tell their own size, so that a broker without bookies has no threshold.
+    assert "magnetar_bookkeeper_ensemble_size" in alerts()["BookiesTooFew"]["expr"]
     (open_limit,) = re.findall(r"> (\d+)$", alerts()["MagnetarTransactionsNearLimit"]["expr"])
     assert int(open_limit) < settings.transaction_max_open_per_coordinator
 
@@ -317,6 +318,18 @@ def test_a_dashboard_can_be_read(path: Path) -> None:
         if panel["type"] != "row":
             assert panel["targets"]
             assert panel["description"]
+
+
+def test_dashboard_of_one_broker_asks_for_nothing_that_it_lacks() -> None:
+    """It has no bookies, and no server of a metadata store."""
+    single = DEPLOY / "grafana" / "magnetar-single.json"
+    dashboard = json.loads(single.read_text("utf-8"))
+    queries = [target["expr"] for panel in panels(dashboard) for target in panel.get("targets", [])]
+    assert len(queries) > 30
+    for query in queries:
+        assert "bookie" not in query
+        assert "bookkeeper" not in query
+        assert "zookeeper" not in query
 
 
 def test_grafana_finds_dashboard_and_prometheus() -> None:

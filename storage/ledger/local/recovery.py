@@ -35,7 +35,8 @@ from storage.ledger.local.log_files import (
 from storage.ledger.local.log_listing import ListedFile
 from storage.ledger.local.scan import UNATTRIBUTED, LogScan, scan_log
 
-_log = structlog.get_logger(__name__)
+# Damage is found before any peer is served, and an operator must see all of it.
+_log = structlog.get_logger(__name__, every_line=True)
 
 
 @dataclass(slots=True)

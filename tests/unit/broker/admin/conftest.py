@@ -16,12 +16,13 @@ class Rest:
 
     def __init__(self, session: aiohttp.ClientSession, port: int, binary_port: int) -> None:
         self._session = session
-        self._base = f"http://127.0.0.1:{port}"
+        self.base = f"http://127.0.0.1:{port}"
+        self.port = port
         self.binary_port = binary_port
 
     async def call(self, method: str, path: str, body: object = None) -> tuple[int, object]:
         json = {} if body is None else {"json": body}
-        async with self._session.request(method, self._base + path, **json) as answer:  # type: ignore[arg-type]
+        async with self._session.request(method, self.base + path, **json) as answer:  # type: ignore[arg-type]
             text = await answer.text()
             if "json" in answer.headers.get("Content-Type", ""):
                 return answer.status, await answer.json()
@@ -29,9 +30,16 @@ class Rest:
 
     async def send(self, method: str, path: str, text: str, content_type: str) -> tuple[int, str]:
         """A body as a tool writes it, under its own content type."""
-        headers = {"Content-Type": content_type}
-        url = self._base + path
-        async with self._session.request(method, url, data=text, headers=headers) as answer:
+        return await self.raw(method, path, text, {"Content-Type": content_type})
+
+    async def raw(
+        self, method: str, path: str, text: str, headers: dict[str, str]
+    ) -> tuple[int, str]:
+        """A body under these headers, and no content type but theirs."""
+        url, body = self.base + path, text.encode() or None
+        async with self._session.request(
+            method, url, data=body, headers=headers, skip_auto_headers=("Content-Type",)
+        ) as answer:
             return answer.status, await answer.text()
 
     async def get(self, path: str) -> object:

@@ -16,12 +16,11 @@ METADATA = "application/vnd.partitioned-topic-metadata+json"
     [
         ("2", JSON),
         ('"2"', JSON),
-        ("2", "text/plain"),
         ('{"properties":null,"partitions":2}', METADATA),
         ('{"partitions":2,"deleted":false,"properties":{}}', METADATA),
     ],
 )
-async def test_a_number_of_partitions_comes_in_three_forms(
+async def test_a_number_of_partitions_comes_in_two_forms(
     rest: Rest, text: str, content_type: str
 ) -> None:
     path = f"{PERSISTENT}/p/partitions"

@@ -136,7 +136,8 @@ def test_every_counter_of_the_bookkeeper_client_is_exported() -> None:
     for number, (counters, name) in enumerate(plain, start=1):
         setattr(counters, name, number)
     bookies.refusals[ReplyCode.FENCED] = 7
-    told = values(list(bookkeeper_metrics(ledgers, bookies, "c")))
+    told = values(list(bookkeeper_metrics(ledgers, bookies, "c", ensemble_size=3)))
+    assert told.pop(("magnetar_bookkeeper_ensemble_size", ("c",))) == 3
     codes = {f: value for f, value in told.items() if f[0] == "magnetar_bookkeeper_refusals_total"}
     assert len(codes) == len(set(ReplyCode) - {ReplyCode.OK})
     assert codes["magnetar_bookkeeper_refusals_total", ("c", "fenced")] == 7

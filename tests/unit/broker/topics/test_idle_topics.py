@@ -11,7 +11,8 @@ from broker.metrics.exposition import make_registry, metrics_text
 from broker.topics.idle_topics import IdleTopics, IdleWatch
 from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.ids import EARLIEST, LATEST
+from tests.support.bounds import set_bound
 from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
@@ -207,6 +208,56 @@ async def test_metrics_are_of_loaded_topics(looks: Looks) -> None:
     assert TOPIC in metrics_text(registry).decode()
     await looks.idle_time_passes()
     assert TOPIC not in metrics_text(registry).decode()
+
+
+def backlogs(broker: Broker) -> list[str]:
+    """The lines about entries that subscriptions have not acknowledged."""
+    lines = metrics_text(make_registry(broker)).decode().splitlines()
+    return [line for line in lines if line.startswith("pulsar_subscription_back_log{")]
+
+
+async def abandon(looks: Looks, connect: Connect) -> str:
+    """Unload a topic with one entry that an absent subscription has not acknowledged."""
+    topic = await looks.broker.topics.get(name_of(TOPIC), create=True)
+    await topic.create_subscription("left", EARLIEST)
+    await topic.create_subscription("done", LATEST)
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"m")
+    topic.subscriptions["done"].skip(topic.ledger.last_confirmed)
+    await topic.subscriptions["done"].cursor.persist()
+    await client.close()
+    await until(lambda: topic.idle)
+    await looks.idle_time_passes()
+    assert looks.loaded == []
+    labels = f'cluster="standalone",namespace="public/default",subscription="left",topic="{TOPIC}"'
+    return f"pulsar_subscription_back_log{{{labels}}} 1.0"
+
+
+async def test_backlog_of_an_unloaded_topic_stays_in_the_metrics(
+    looks: Looks, connect: Connect
+) -> None:
+    line = await abandon(looks, connect)
+    assert backlogs(looks.broker) == [line]
+    await looks.broker.topics.get(name_of(TOPIC), create=False)
+    assert line in backlogs(looks.broker)
+    assert len(backlogs(looks.broker)) == 2
+
+
+async def test_backlog_of_a_deleted_topic_leaves_the_metrics(
+    looks: Looks, connect: Connect
+) -> None:
+    await abandon(looks, connect)
+    await looks.broker.topics.delete(name_of(TOPIC), force=True)
+    assert backlogs(looks.broker) == []
+
+
+async def test_remembered_backlogs_are_bounded(
+    looks: Looks, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "UNLOADED_BACKLOGS", 0)
+    await abandon(looks, connect)
+    assert backlogs(looks.broker) == []
 
 
 async def test_0_is_never(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from broker.topics.dispatch.errors import ConsumerBusy, SubscriptionUnavailable
 from magnetar.protocol.ids import Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
@@ -269,6 +270,53 @@ async def test_counters_survive_their_consumers() -> None:
     assert subscription.messages_out_total == 3
     assert subscription.bytes_out_total == 3 * size
     assert (subscription.acknowledged_total, subscription.redelivered_total) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+async def test_acknowledged_messages_are_counted_and_not_entries(kind: SubscriptionType) -> None:
+    topic = FakeTopic()
+    topic.ledger.put(entry_bytes(0, count=100), entry_bytes(1), entry_bytes(2, count=10))
+    subscription = topic.subscription()
+    consumer, _ = await attach(subscription, kind, permits=200)
+    await settle()
+    subscription.acknowledge(consumer, [(Position(1, 0), (), 0)])
+    assert subscription.acknowledged_total == 100
+    subscription.acknowledge(consumer, [(Position(1, 0), (), 0), (Position(1, 1), (), 0)])
+    assert subscription.acknowledged_total == 101
+    for left, acknowledged in ((0b1111111110, 102), (0b1111111110, 102), (0b1111110010, 104)):
+        subscription.acknowledge(consumer, [(Position(1, 2), (left,), 10)])
+        assert subscription.acknowledged_total == acknowledged
+    subscription.acknowledge(consumer, [(Position(1, 2), (), 0)])
+    assert subscription.acknowledged_total == 111
+
+
+async def test_messages_of_cumulative_acknowledgements_are_counted() -> None:
+    topic = FakeTopic()
+    topic.ledger.put(*(entry_bytes(number, count=1 + number % 3) for number in range(9)))
+    subscription = topic.subscription()
+    consumer, _ = await attach(subscription, FAILOVER, permits=100)
+    await settle()
+    subscription.acknowledge(consumer, [(Position(1, 1), (), 0)])
+    assert subscription.acknowledged_total == 2
+    subscription.acknowledge_up_to(consumer, Position(1, 3), ())
+    assert subscription.acknowledged_total == 1 + 2 + 3 + 1
+    subscription.acknowledge_up_to(consumer, Position(1, 5), (0b110,))
+    assert subscription.acknowledged_total == 7 + 2 + 1
+    subscription.acknowledge_up_to(consumer, Position(1, 5), ())
+    subscription.acknowledge_up_to(consumer, Position(1, 8), ())
+    subscription.acknowledge_up_to(consumer, Position(1, 8), ())
+    assert subscription.acknowledged_total == 18
+
+
+async def test_sizes_of_delivered_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "DELIVERED_BATCHES", 2)
+    topic = FakeTopic()
+    topic.ledger.put(*(entry_bytes(number, count=10) for number in range(4)))
+    subscription = topic.subscription()
+    consumer, _ = await attach(subscription, FAILOVER, permits=100)
+    await settle()
+    subscription.acknowledge_up_to(consumer, Position(1, 3), ())
+    assert subscription.acknowledged_total == 1 + 1 + 10 + 10
 
 
 async def test_two_consumers_of_one_connection() -> None:

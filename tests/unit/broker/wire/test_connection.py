@@ -38,7 +38,7 @@ def answering(handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
 
 async def serve(broker: Broker, handlers: Mapping[int, Handler]) -> RawClient:
     """A client of a second socket of the broker, whose commands are handled otherwise."""
-    server = BinaryServer(broker, answering(handlers), send)
+    server = BinaryServer(broker, answering(handlers), send, max_connections=1000)
     server.bind("127.0.0.1", 0)
     await server.start()
     client = await RawClient.open("127.0.0.1", server.port)
@@ -261,9 +261,10 @@ async def test_publishing_stops_reading_until_data_is_durable(
     await until(lambda: connection.inflight_bytes == 0)
 
 
-async def test_connections_have_a_bound(broker: Broker, connect: Connect) -> None:
-    object.__setattr__(broker.settings, "max_connections", 1)
-    client = await connect()
-    refused = await RawClient.open_socket("127.0.0.1", broker.port)
-    await refused.wait_closed()
-    await client.ping()
+async def test_connections_have_a_bound(tmp_path: Path) -> None:
+    async with running(tmp_path, max_connections=1) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        refused = await RawClient.open_socket("127.0.0.1", broker.port)
+        await refused.wait_closed()
+        await client.ping()
+        await client.close()

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import pytest
 
 from broker.topics.publish_limits import PublishLimits
-from broker.wire.log_limit import LogLimit
 from broker.wire.outbox import REPORTED_OUTPUT_BYTES, Outbox
 from broker.wire.topic_pattern import TopicPattern, UnsupportedPattern
+from config.log_limit import LogLimit
 
 
 class Peer:

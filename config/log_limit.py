@@ -1,6 +1,9 @@
-"""Rate-bounded logging: lines that peers can provoke must not fill the disk."""
+"""Bounds of log lines: those that peers can cause must not fill the disk."""
 
+import threading
 from collections.abc import Callable
+
+from config.bounds import LOG_EVENTS_COUNTED, LOG_LINES_PER_S
 
 
 class LogLimit:
@@ -31,3 +34,27 @@ class LogLimit:
         self._allowed += 1
         held_back, self._held_back = self._held_back, 0
         return held_back
+
+
+class LogLimits:
+    """One `LogLimit` for each key: an event, or the name of a library's logger.
+
+    Used by all threads.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._limits: dict[str, LogLimit] = {}
+        self._lock = threading.Lock()
+
+    def take(self, key: str) -> int | None:
+        """Decide as `LogLimit.take` does, for the line's key."""
+        with self._lock:
+            limit = self._limits.get(key)
+            if limit is None:
+                # Keys are constants of the program; if one is not, memory stays bounded all the
+                # same.
+                if len(self._limits) >= LOG_EVENTS_COUNTED:
+                    key = ""
+                limit = self._limits.setdefault(key, LogLimit(LOG_LINES_PER_S, self._now))
+            return limit.take()

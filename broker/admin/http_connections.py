@@ -1,0 +1,168 @@
+"""Bounds HTTP connections in number and in time.
+
+aiohttp times neither the head of a request nor a peer that leaves its answer unread, and takes any
+number of connections.  `HttpConnection` stands between the transport and aiohttp's own protocol:
+it passes everything on, and closes the connection when a time is over.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from aiohttp import web
+
+from config.bounds import HTTP_CHECK_S, HTTP_HEAD_S, HTTP_WRITE_S
+
+
+class HttpConnections:
+    """The HTTP connections of one server, at most `most` of them.
+
+    A connection waits while none of its requests is in progress.  A newcomer above the bound
+    replaces the one that has waited longest, so that half-sent requests do not lock out others;
+    while all have requests in progress the newcomer is closed.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: set[HttpConnection] = set()
+        self._waiting: dict[HttpConnection, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def protocol_factory(
+        self, make_protocol: Callable[[], asyncio.Protocol]
+    ) -> Callable[[], asyncio.Protocol]:
+        """A factory of protocols that pass everything on to those of `make_protocol`."""
+        return lambda: HttpConnection(self, make_protocol())
+
+    def add(self, connection: "HttpConnection") -> bool:
+        """Add a new connection; False if it is to be closed, as the bound is reached."""
+        if len(self._open) >= self._most:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return False
+            self.discard(oldest)
+            oldest.abort()
+        self._open.add(connection)
+        self._waiting[connection] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HTTP_CHECK_S, self._check)
+        return True
+
+    def discard(self, connection: "HttpConnection") -> None:
+        """Forget a connection that ended."""
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+    def begin_request(self, connection: "HttpConnection") -> None:
+        """Note that a request of the connection is in progress."""
+        self._waiting.pop(connection, None)
+
+    def end_request(self, connection: "HttpConnection") -> None:
+        """Note that the connection waits for its next request."""
+        if connection in self._open:
+            self._waiting[connection] = None
+
+    def close(self) -> None:
+        """Abort all connections, and check no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in list(self._open):
+            connection.abort()
+        self._open.clear()
+        self._waiting.clear()
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in [each for each in self._open if each.is_late(now)]:
+            self.discard(connection)
+            connection.abort()
+        self._timer = loop.call_later(HTTP_CHECK_S, self._check) if self._open else None
+
+
+class HttpConnection(asyncio.Protocol):
+    """One HTTP connection: passes bytes on to aiohttp's protocol, and knows since when it waits."""
+
+    def __init__(self, connections: HttpConnections, protocol: asyncio.Protocol) -> None:
+        self._connections = connections
+        self._protocol = protocol
+        self._transport: asyncio.Transport | None = None
+        self._requests = 0
+        self._head_since: float | None = None
+        self._unread_since: float | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Pass the connection on, or close it above the bound."""
+        # Not checked: uvloop's transports are of no class of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._connections.add(self):
+            self._refused = True
+            self._transport.abort()
+            return
+        self._head_since = asyncio.get_running_loop().time()
+        self._protocol.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes on; the first ones outside of a request begin the next head."""
+        if self._refused:
+            return
+        if not self._requests and self._head_since is None:
+            self._head_since = asyncio.get_running_loop().time()
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass the end of the peer's bytes on."""
+        return None if self._refused else self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Note since when the peer leaves its answer unread."""
+        self._unread_since = asyncio.get_running_loop().time()
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Note that the peer reads."""
+        self._unread_since = None
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._connections.discard(self)
+        self._transport = None
+        if not self._refused:
+            self._protocol.connection_lost(exc)
+
+    def begin_request(self) -> None:
+        """Note that the head of a request has come."""
+        self._requests += 1
+        self._head_since = None
+        self._connections.begin_request(self)
+
+    def end_request(self) -> None:
+        """Note that the answer of a request is made."""
+        self._requests -= 1
+        if not self._requests:
+            self._connections.end_request(self)
+
+    def is_late(self, now: float) -> bool:
+        """Whether the peer has taken too long for a head, or for reading its answer."""
+        head, unread = self._head_since, self._unread_since
+        return (head is not None and now - head > HTTP_HEAD_S) or (
+            unread is not None and now - unread > HTTP_WRITE_S
+        )
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def connection_of(request: web.Request) -> HttpConnection | None:
+    """The connection of a request; None if the server was started without `HttpConnections`."""
+    transport = request.transport
+    found = transport.get_protocol() if transport is not None else None
+    return found if isinstance(found, HttpConnection) else None

@@ -1,0 +1,108 @@
+"""The page of metrics: made in parts, shared by those who ask meanwhile, by topic or namespace."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.app.service import Broker
+from broker.metrics.page import MetricsPage
+from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.names import parse_topic_name
+from tests.support.bounds import set_bound
+from tests.support.embedded_broker import running
+
+TOPICS = 30
+
+
+async def make_topics(broker: Broker) -> None:
+    for number in range(TOPICS):
+        topic = await broker.topics.create(
+            parse_topic_name(f"persistent://public/default/t-{number}")
+        )
+        await topic.create_subscription('a "name" with \\ in it', EARLIEST)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running(tmp_path) as broker:
+        await make_topics(broker)
+        yield broker
+
+
+class Clock:
+    """Each reading takes `step`."""
+
+    def __init__(self, step: float) -> None:
+        self.now = 0.0
+        self.step = step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def samples(text: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+async def test_those_who_ask_meanwhile_share_one_page(broker: Broker) -> None:
+    page = MetricsPage(broker)
+    first, second = await asyncio.gather(page.text(), page.text())
+    assert first is second
+
+
+async def test_a_page_is_kept_for_a_multiple_of_its_cost(broker: Broker) -> None:
+    clock = Clock(step=0.1)
+    page = MetricsPage(broker, now=clock)
+    first = await page.text()
+    clock.step = 0
+    clock.now += 1.9
+    assert await page.text() is first
+    clock.now += 1000
+    assert await page.text() is not first
+
+
+async def test_one_who_leaves_does_not_end_it_for_others(broker: Broker) -> None:
+    page = MetricsPage(broker)
+    leaving = asyncio.ensure_future(page.text())
+    staying = asyncio.ensure_future(page.text())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert b"pulsar_topics_count" in await staying
+
+
+async def test_the_page_is_made_in_parts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "METRICS_PART_SAMPLES", 20)
+    making = asyncio.ensure_future(MetricsPage(broker).text())
+    turns = 0
+    while not making.done():
+        await asyncio.sleep(0)
+        turns += 1
+    count = sum(len(each) for each in samples(making.result()).values())
+    assert count > TOPICS * 20
+    assert turns > count / 20
+
+
+async def test_topics_and_subscriptions_have_their_labels(broker: Broker) -> None:
+    found = samples(await MetricsPage(broker).text())
+    assert len(found["pulsar_in_messages_total"]) == TOPICS
+    (labels, _), *_ = found["pulsar_subscription_back_log"]
+    assert labels["subscription"] == 'a "name" with \\ in it'
+    assert labels["topic"].startswith("persistent://public/default/t-")
+
+
+async def test_namespaces_have_the_sums_of_their_topics(tmp_path: Path) -> None:
+    async with running(tmp_path, topic_level_metrics=False) as broker:
+        await make_topics(broker)
+        found = samples(await MetricsPage(broker).text())
+    labels = {"cluster": "standalone", "namespace": "public/default"}
+    assert found["pulsar_subscriptions_count"] == [(labels, TOPICS)]
+    assert found["pulsar_subscription_back_log"] == [(labels, 0)]
+    assert not [name for name, each in found.items() if any("topic" in one for one, _ in each)]

@@ -1,5 +1,6 @@
 """The creation and deletion of scalable topics."""
 
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import ClassVar
@@ -12,7 +13,7 @@ from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import ScalableTopicRecord, require_storable, segment_of
 from broker.scalable.segment_requests import DeleteSegment
 from broker.scalable.segments import Segments
-from broker.scalable.steps import Step, StepKind
+from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import ScalableTopicExists, StoredTopic, TopicStore
 from magnetar.protocol.names import TopicName, require_creatable
@@ -55,6 +56,7 @@ class Lifecycle:
         store: TopicStore,
         segments: Segments,
         clock: Clock,
+        rng: random.Random,
         deleting: Callable[[TopicName], Awaitable[None]],
         leads: TopicLeadership,
         leftovers: Leftovers,
@@ -63,6 +65,7 @@ class Lifecycle:
         self._store = store
         self._segments = segments
         self._clock = clock
+        self._rng = rng
         self._deleting = deleting
         self._leads = leads
         self._leftovers = leftovers
@@ -110,7 +113,7 @@ class Lifecycle:
                     f"{name} has producers or consumers (on {used}): close them, or delete with "
                     "force=true."
                 )
-            step = Step(name, StepKind.DELETE, 0, ends)
+            step = Step(name, StepKind.DELETE, 0, ends, attempt=new_attempt(self._rng))
             await self._clear_leftover(name)
             await self._store.begin(step)
             self._topics.begin_deletion(live)

@@ -1,5 +1,7 @@
 """Pruning: sealed segments that nobody needs leave the layout, and their data is deleted."""
 
+import random
+
 import structlog
 
 from broker.scalable import history, layout
@@ -10,7 +12,7 @@ from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.segment_requests import DeleteSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
-from broker.scalable.steps import Step, StepKind
+from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_store import StoredTopic, TopicStore
 from magnetar.protocol.names import TopicName
 from storage.clock import Clock
@@ -39,6 +41,7 @@ class Pruner:
         store: TopicStore,
         segments: Segments,
         clock: Clock,
+        rng: random.Random,
         unsubscribed_retention_ms: int,
         leftovers: Leftovers,
     ) -> None:
@@ -46,6 +49,7 @@ class Pruner:
         self._store = store
         self._segments = segments
         self._clock = clock
+        self._rng = rng
         self._unsubscribed_retention_ms = unsubscribed_retention_ms
         self._leftovers = leftovers
 
@@ -116,7 +120,8 @@ class Pruner:
         before = found.record
         after = layout.prune(before.layout, gone)
         names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
-        step = Step(live.name, StepKind.PRUNE, after.epoch, names)
+        attempt = new_attempt(self._rng)
+        step = Step(live.name, StepKind.PRUNE, after.epoch, names, attempt=attempt)
         leftover = await self._store.begin(step)
         self._leftovers.add(leftover or step)
         if leftover is not None:

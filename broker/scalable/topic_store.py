@@ -302,7 +302,7 @@ class TopicStore:
     async def end(self, step: Step) -> None:
         """Delete the note of a step that is done.
 
-        The note of a later step with the same key stays.
+        The note of another attempt with the same key stays.
         """
         found = await self._metadata.get(step.key)
         if found is not None and found.value == steps.encode(step):

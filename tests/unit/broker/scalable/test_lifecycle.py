@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.scalable.layout import CorruptLayout, IllegalSegmentCount
+from broker.scalable.layout import CorruptLayout, IllegalSegmentCount, split
 from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
+from broker.scalable.records import segment_of
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
 from broker.topics.topic import TopicNotFound
@@ -258,3 +259,21 @@ async def test_an_old_note_does_not_delete_a_topic_made_since(world: World, node
     assert await world.steps() == []
     assert await world.stored_segments() == ["0000-ffff-0"]
     await node.stop()
+
+
+async def test_late_deletion_leaves_the_children_of_a_split_of_a_topic_created_since(
+    world: World, node: Node
+) -> None:
+    """Segments of the former topic had the same names."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    children = tuple(segment_of(TOPIC, each) for each in change.children)
+    noted = Step(TOPIC, StepKind.SPLIT, 1, (), children, "now")
+    await node.scalable._store.begin(noted)
+    for child in children:
+        await node.scalable._segments.prepare(child, {"s": {}})
+    for attempt in ("", "earlier"):
+        late = Step(TOPIC, StepKind.DELETE, 0, children, attempt=attempt)
+        with pytest.raises(DeletionUnfinished):
+            await node.scalable._lifecycle._finish(late)
+    assert len(await world.stored_segments()) == 2

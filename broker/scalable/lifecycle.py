@@ -114,8 +114,8 @@ class Lifecycle:
                     "force=true."
                 )
             step = Step(name, StepKind.DELETE, 0, ends, attempt=new_attempt(self._rng))
-            await self._clear_leftover(name)
-            await self._store.begin(step)
+            while (leftover := await self._store.begin(step)) is not None:
+                await self._clear_away(leftover)
             self._topics.begin_deletion(live)
             try:
                 await self._remove_record(live, found, step)
@@ -138,9 +138,12 @@ class Lifecycle:
     async def _clear_leftover(self, name: TopicName) -> None:
         leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
         if leftover is not None:
-            # The lead is refused while the broker that deletes the topic is still at work.
-            await self._leads.take(name)
-            await self.recover(leftover)
+            await self._clear_away(leftover)
+
+    async def _clear_away(self, leftover: Step) -> None:
+        # The lead is refused while the broker that deletes the topic is still at work.
+        await self._leads.take(leftover.topic)
+        await self.recover(leftover)
 
     async def _remove_record(self, live: LiveTopic, found: StoredTopic, step: Step) -> None:
         await live.work.end()
@@ -167,7 +170,8 @@ class Lifecycle:
                 f"{step.topic} is deleted, but {len(failures)} of its segments could not be "
                 f"removed yet ({failures[0]}): they are removed in the background."
             )
-        if not self._leads.leads(step.topic):
+        # If another leader has ended the note, the records may be those of a topic created since.
+        if not self._leads.leads(step.topic) or await self._store.noted(step) != step:
             raise DeletionUnfinished(
                 f"{step.topic} is led by another broker now, which removes what is left of it."
             )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -259,6 +260,37 @@ async def test_an_old_note_does_not_delete_a_topic_made_since(world: World, node
     assert await world.steps() == []
     assert await world.stored_segments() == ["0000-ffff-0"]
     await node.stop()
+
+
+async def test_deletion_noted_by_another_leader_meanwhile_is_not_left_behind(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its note may lack segments that were made since."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    store, begin = node.scalable._store, node.scalable._store.begin
+
+    async def second(step: Step) -> Step | None:
+        monkeypatch.undo()
+        await begin(replace(step, ends=(), attempt="of another leader"))
+        return await begin(step)
+
+    monkeypatch.setattr(store, "begin", second)
+    await node.scalable.delete(TOPIC, force=True)
+    assert await leftovers(world) == []
+
+
+async def test_late_deletion_leaves_the_records_of_a_topic_created_since(
+    world: World, node: Node
+) -> None:
+    """A former process goes on with it when its successor has finished it."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    finished = Step(TOPIC, StepKind.DELETE, 0, attempt="earlier")
+    await node.peer().register("a")
+    before = await leftovers(world)
+    with pytest.raises(DeletionUnfinished):
+        await node.scalable._lifecycle._finish(finished)
+    assert before
+    assert await leftovers(world) == before
 
 
 async def test_late_deletion_leaves_the_children_of_a_split_of_a_topic_created_since(

@@ -269,4 +269,5 @@ def _step(name: TopicName, reshape: Reshape, attempt: str = "") -> Step:
 
 def _is_published(live: LiveTopic, step: Step) -> bool:
     names = {segment_of(live.name, segment) for segment in live.layout.segments.values()}
-    return all(child in names for child in step.makes)
+    # Children come into the layout together; one may have been pruned before a late note is found.
+    return any(child in names for child in step.makes)

@@ -479,3 +479,21 @@ async def test_two_steps_that_make_the_same_children_are_both_undone(
     await node.scalable._reshaper._undo(second)
     assert await noted(world) == []
     assert await world.stored_segments() == []
+
+
+async def test_note_of_a_split_that_comes_after_a_child_was_pruned_is_ended(
+    world: World, node: Node
+) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    await node.scalable.prune_all()
+    await node.scalable.split(TOPIC, 1)
+    await sealed(node, 1)
+    await node.scalable.prune_all()
+    assert set(await node.states()) == {2, 3, 4}
+    await node.scalable._store.begin(replace(_step(TOPIC, change), attempt="late"))
+    await node.scalable.prune_all()
+    assert await noted(world) == []
+    assert set(await node.states()) == {2, 3, 4}

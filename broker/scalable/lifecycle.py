@@ -9,13 +9,18 @@ import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.leftovers import Leftovers
-from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
+from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
 from broker.scalable.records import ScalableTopicRecord, require_storable, segment_of
 from broker.scalable.segment_requests import DeleteSegment
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import TopicLeadership
-from broker.scalable.topic_store import ScalableTopicExists, StoredTopic, TopicStore
+from broker.scalable.topic_store import (
+    ConcurrentChange,
+    ScalableTopicExists,
+    StoredTopic,
+    TopicStore,
+)
 from magnetar.protocol.names import TopicName, require_creatable
 from magnetar.protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 from storage.clock import Clock
@@ -97,14 +102,15 @@ class Lifecycle:
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a topic with its data.
 
-        Raises `ScalableTopicNotFound`; without `force` also `ScalableTopicInUse`;
-        `DeletionUnfinished` when the topic is gone and parts of it are not yet.
+        Raises `ScalableTopicNotFound`, `ConcurrentChange`; without `force` also
+        `ScalableTopicInUse`; `DeletionUnfinished` when the topic is gone and parts of it are not
+        yet.
         """
         name = twin(name)
         async with self._topics.lock(name):
-            live = await self._topics.find(name)
-            if live is None:
-                raise not_found(name)
+            await self._topics.get(name)
+            await self._clear_leftover(name)
+            live = await self._topics.get(name)
             found = live.stored
             ends = tuple(segment_of(name, s) for s in found.record.layout.segments.values())
             used = None if force else await self._segments.in_use(ends)
@@ -114,8 +120,10 @@ class Lifecycle:
                     "force=true."
                 )
             step = Step(name, StepKind.DELETE, 0, ends, attempt=new_attempt(self._rng))
-            while (leftover := await self._store.begin(step)) is not None:
-                await self._clear_away(leftover)
+            leftover = await self._store.begin(step)
+            if leftover is not None:
+                self._leftovers.add(leftover)
+                raise ConcurrentChange(f"{name} is being deleted by another request: try again.")
             self._topics.begin_deletion(live)
             try:
                 await self._remove_record(live, found, step)
@@ -129,7 +137,12 @@ class Lifecycle:
 
         A topic that still has its record was not deleted, and stays.
         """
-        if await self._store.load(step.topic) is not None:
+        live = await self._topics.reload_locked(step.topic)
+        if live is not None:
+            # The removal of the record may still be on its way: after this write it fails.
+            await self._store.refresh(live.stored)
+            live = await self._topics.reload_locked(step.topic)
+        if live is not None:
             await self._store.end(step)
         else:
             await self._finish(step)
@@ -138,12 +151,9 @@ class Lifecycle:
     async def _clear_leftover(self, name: TopicName) -> None:
         leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
         if leftover is not None:
-            await self._clear_away(leftover)
-
-    async def _clear_away(self, leftover: Step) -> None:
-        # The lead is refused while the broker that deletes the topic is still at work.
-        await self._leads.take(leftover.topic)
-        await self.recover(leftover)
+            # The lead is refused while the broker that deletes the topic is still at work.
+            await self._leads.take(name)
+            await self.recover(leftover)
 
     async def _remove_record(self, live: LiveTopic, found: StoredTopic, step: Step) -> None:
         await live.work.end()

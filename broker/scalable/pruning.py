@@ -70,6 +70,11 @@ class Pruner:
         The caller holds the topic's lock.
         """
         live = await self._topics.reload_locked(step.topic)
+        ends = {segment.segment_id for segment in step.ends}
+        if live is not None and ends & set(live.layout.segments):
+            # The change of the record may still be on its way: after this write it fails.
+            await self._store.refresh(live.stored)
+            live = await self._topics.reload_locked(step.topic)
         named = set(live.layout.segments) if live is not None else set()
         for segment in step.ends:
             if segment.segment_id not in named:

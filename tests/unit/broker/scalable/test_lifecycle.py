@@ -10,7 +10,7 @@ from broker.scalable.layout import CorruptLayout, IllegalSegmentCount, split
 from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
 from broker.scalable.records import segment_of
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
+from broker.scalable.topic_store import ConcurrentChange, ScalableTopicExists, ScalableTopicNotFound
 from broker.topics.topic import TopicNotFound
 from config.bounds import (
     MAX_TOPIC_PROPERTIES,
@@ -262,6 +262,26 @@ async def test_an_old_note_does_not_delete_a_topic_made_since(world: World, node
     await node.stop()
 
 
+async def test_late_removal_of_a_forgotten_deletion_is_refused(world: World, node: Node) -> None:
+    """A removal of the record may still be on its way when the next process forgets its step."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    before = await node.scalable._store.load(TOPIC)
+    assert before is not None
+    await node.scalable._store.begin(Step(TOPIC, StepKind.DELETE, 0))
+    node = await node.kill()
+    assert await world.steps() == []
+    with pytest.raises(ConcurrentChange):
+        await node.scalable._store.remove(before)
+    await node.stop()
+
+
+async def test_deletion_goes_on_after_an_old_note_was_cleared(world: World, node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.scalable._store.begin(Step(TOPIC, StepKind.DELETE, 0))
+    await node.scalable.delete(TOPIC, force=True)
+    assert await leftovers(world) == []
+
+
 async def test_deletion_noted_by_another_leader_meanwhile_is_not_left_behind(
     world: World, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +295,10 @@ async def test_deletion_noted_by_another_leader_meanwhile_is_not_left_behind(
         return await begin(step)
 
     monkeypatch.setattr(store, "begin", second)
+    with pytest.raises(ConcurrentChange):
+        await node.scalable.delete(TOPIC, force=True)
+    await until(lambda: not node.scalable._housekeeping._leftovers.all())
+    assert await world.steps() == []
     await node.scalable.delete(TOPIC, force=True)
     assert await leftovers(world) == []
 

@@ -288,3 +288,15 @@ async def test_prune_noted_by_a_later_process_is_not_taken_for_an_equal_leftover
     assert await topic.scalable._store.begun() == [later]
     assert topic.scalable._housekeeping._leftovers.all() == []
     carried_over.set()
+
+
+async def test_successor_learns_that_a_former_process_pruned(topic: Node) -> None:
+    """The former one goes on for a while after the successor has read the topic's record."""
+    await topic.drain(0)
+    successor = await Node(topic.world, seed=2).start()
+    assert set(await successor.states()) == {0, 1, 2}
+    await topic.scalable.prune_all()
+    assert set(await topic.states()) == {1, 2}
+    await successor.scalable.prune_all()
+    assert set(await successor.states()) == {1, 2}
+    await successor.stop()

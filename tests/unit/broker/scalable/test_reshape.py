@@ -449,7 +449,9 @@ async def test_undo_leaves_the_note_of_an_equal_later_step(world: World, node: N
     await node.scalable.create(TOPIC, segments=1, properties={})
     change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
     first, second = (replace(_step(TOPIC, change), attempt=each) for each in "ab")
-    await node.scalable._store.begin(second)
+    assert await node.scalable._store.begin(second) is None
+    assert await node.scalable._store.begin(second) is None, "its own note, as of a lost answer"
+    assert await node.scalable._store.begin(first) == second
     await node.scalable._store.end(first)
     assert await noted(world) == [second]
     await node.scalable._reshaper._undo(first)

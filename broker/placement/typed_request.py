@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
     ClassVar,
@@ -78,6 +78,9 @@ class Request(ABC, Generic[H_contra, A_co]):
     KIND is its name between brokers, unique among all requests.  `H_contra` is the object that
     carries it out, and `A_co`, the annotated return type of `run`, the type of its answer.  Fields
     and answers are of the types that `decode` knows.
+
+    A field whose default is a value may be absent, and is sent only if it differs.  So a field that
+    is added with a default keeps the request readable by brokers of the version before.
     """
 
     KIND: ClassVar[str]
@@ -90,13 +93,17 @@ class Request(ABC, Generic[H_contra, A_co]):
     def from_json(cls, value: object) -> Self:
         """Read the fields.  Raises `MalformedRequest`."""
         hints, names = get_type_hints(cls), [each.name for each in fields(cls)]
-        if not isinstance(value, dict) or value.keys() != set(names):
+        needed = {each.name for each in fields(cls) if each.default is MISSING}
+        if not isinstance(value, dict) or not needed <= value.keys() <= set(names):
             raise MalformedRequest(f"{value!r} is no {cls.KIND}: it needs {', '.join(names)}.")
-        return cls(**{name: _decoded(hints[name], value[name], cls.KIND) for name in names})
+        given = [name for name in names if name in value]
+        return cls(**{name: _decoded(hints[name], value[name], cls.KIND) for name in given})
 
     def to_json(self) -> dict[str, object]:
         """Return the fields.  Raises `PositionOfOneBroker`."""
-        return {each.name: encode(getattr(self, each.name)) for each in fields(self)}
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        defaults = {each.name: each.default for each in fields(self)}
+        return {name: encode(value) for name, value in given.items() if value != defaults[name]}
 
     def answer_from_json(self, value: object) -> A_co:
         """Read what another broker answered.  Raises `MalformedRequest`."""

@@ -100,7 +100,10 @@ class Housekeeping:
         self._without_leader.update(step.topic for step in steps)
         await self._take_up(step for step in steps if self._is_stray(step))
         await self._find_leaders()
-        for name in await self._store.with_sealed_segments():
+        # In memory they may be sealed still: an earlier process, too, may prune after this one has
+        # read the record, and a single broker does not watch it.
+        known = {live.name for live in self._topics.all() if live.layout.sealed}
+        for name in sorted(known.union(await self._store.with_sealed_segments())):
             try:
                 if await self._is_ours(name):
                     await self._prune(name)
@@ -108,6 +111,7 @@ class Housekeeping:
                 log.warning("prune_failed", topic=str(name), error=str(error))
 
     async def _prune(self, name: TopicName) -> None:
+        await self._topics.refresh(name)
         live = await self._topics.find(name)
         if live is not None:
             await self._pruner.prune(live, await self._retention_of(name.namespace_name))

@@ -1,5 +1,6 @@
 """The creation and deletion of scalable topics."""
 
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import ClassVar
@@ -8,13 +9,18 @@ import structlog
 
 from broker.scalable import history, layout
 from broker.scalable.leftovers import Leftovers
-from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
+from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
 from broker.scalable.records import ScalableTopicRecord, require_storable, segment_of
 from broker.scalable.segment_requests import DeleteSegment
 from broker.scalable.segments import Segments
-from broker.scalable.steps import Step, StepKind
+from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import TopicLeadership
-from broker.scalable.topic_store import ScalableTopicExists, StoredTopic, TopicStore
+from broker.scalable.topic_store import (
+    ConcurrentChange,
+    ScalableTopicExists,
+    StoredTopic,
+    TopicStore,
+)
 from magnetar.protocol.names import TopicName, require_creatable
 from magnetar.protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 from storage.clock import Clock
@@ -55,6 +61,7 @@ class Lifecycle:
         store: TopicStore,
         segments: Segments,
         clock: Clock,
+        rng: random.Random,
         deleting: Callable[[TopicName], Awaitable[None]],
         leads: TopicLeadership,
         leftovers: Leftovers,
@@ -63,6 +70,7 @@ class Lifecycle:
         self._store = store
         self._segments = segments
         self._clock = clock
+        self._rng = rng
         self._deleting = deleting
         self._leads = leads
         self._leftovers = leftovers
@@ -94,14 +102,15 @@ class Lifecycle:
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a topic with its data.
 
-        Raises `ScalableTopicNotFound`; without `force` also `ScalableTopicInUse`;
-        `DeletionUnfinished` when the topic is gone and parts of it are not yet.
+        Raises `ScalableTopicNotFound`, `ConcurrentChange`; without `force` also
+        `ScalableTopicInUse`; `DeletionUnfinished` when the topic is gone and parts of it are not
+        yet.
         """
         name = twin(name)
         async with self._topics.lock(name):
-            live = await self._topics.find(name)
-            if live is None:
-                raise not_found(name)
+            await self._topics.get(name)
+            await self._clear_leftover(name)
+            live = await self._topics.get(name)
             found = live.stored
             ends = tuple(segment_of(name, s) for s in found.record.layout.segments.values())
             used = None if force else await self._segments.in_use(ends)
@@ -110,9 +119,11 @@ class Lifecycle:
                     f"{name} has producers or consumers (on {used}): close them, or delete with "
                     "force=true."
                 )
-            step = Step(name, StepKind.DELETE, 0, ends)
-            await self._clear_leftover(name)
-            await self._store.begin(step)
+            step = Step(name, StepKind.DELETE, 0, ends, attempt=new_attempt(self._rng))
+            leftover = await self._store.begin(step)
+            if leftover is not None:
+                self._leftovers.add(leftover)
+                raise ConcurrentChange(f"{name} is being deleted by another request: try again.")
             self._topics.begin_deletion(live)
             try:
                 await self._remove_record(live, found, step)
@@ -126,7 +137,12 @@ class Lifecycle:
 
         A topic that still has its record was not deleted, and stays.
         """
-        if await self._store.load(step.topic) is not None:
+        live = await self._topics.reload_locked(step.topic)
+        if live is not None:
+            # The removal of the record may still be on its way: after this write it fails.
+            await self._store.refresh(live.stored)
+            live = await self._topics.reload_locked(step.topic)
+        if live is not None:
             await self._store.end(step)
         else:
             await self._finish(step)
@@ -164,7 +180,8 @@ class Lifecycle:
                 f"{step.topic} is deleted, but {len(failures)} of its segments could not be "
                 f"removed yet ({failures[0]}): they are removed in the background."
             )
-        if not self._leads.leads(step.topic):
+        # If another leader has ended the note, the records may be those of a topic created since.
+        if not self._leads.leads(step.topic) or await self._store.noted(step) != step:
             raise DeletionUnfinished(
                 f"{step.topic} is led by another broker now, which removes what is left of it."
             )

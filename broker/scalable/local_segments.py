@@ -28,7 +28,7 @@ class SealInterrupted(InternalError):
 
 
 class SegmentNamed(PeerError):
-    """A segment that its topic's record names cannot be deleted by itself."""
+    """A segment of a topic, or one that a step makes, cannot be deleted by itself."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -48,14 +48,15 @@ class Followers(Protocol):
 class LocalSegments:
     """Carries out requests about segments that this broker owns.
 
-    `is_named` reads the topic's record and returns whether it names a segment.
+    `is_named` returns whether the topic's record names a segment, or a noted step of another
+    attempt than the given one makes it.  It reads both anew.
     """
 
     def __init__(
         self,
         broker: ScalableHost,
         followers: Followers,
-        is_named: Callable[[SegmentName], Awaitable[bool]],
+        is_named: Callable[[SegmentName, str], Awaitable[bool]],
     ) -> None:
         self._broker = broker
         self._followers = followers
@@ -119,18 +120,24 @@ class LocalSegments:
                 f"{segment} was unloaded while it was being sealed: seal it again."
             ) from None
 
-    async def delete(self, segment: SegmentName) -> None:
+    async def delete(self, segment: SegmentName, attempt: str) -> None:
         """Delete a segment that is in no layout, with its producers and consumers closed.
 
-        Raises `SegmentNamed`: another broker may have put the segment into the layout meanwhile,
-        so the record is read twice, before clients are closed and once the ledger is opened here.
+        `attempt` is that of the step which is undone, empty if none is.
+
+        Raises `SegmentNamed`: another broker may be making the segment meanwhile, or may have put
+        it into the layout, so notes and record are read twice, before clients are closed and once
+        the ledger is opened here.
         """
 
         async def require_unnamed() -> None:
-            if await self._is_named(segment):
+            # Another leader notes its step before it opens the child's ledger.  So if its note is
+            # not there yet once the ledger is open here, it opens the ledger later, which fences
+            # this deletion; and if its note is gone already, the record names the child.
+            if await self._is_named(segment, attempt):
                 raise SegmentNamed(
-                    f"{segment} is a segment of {segment.parent}: delete the topic, or let it be "
-                    "pruned."
+                    f"{segment} is a segment of {segment.parent}, or is being made one: delete the "
+                    "topic, or let it be pruned."
                 )
 
         await require_unnamed()

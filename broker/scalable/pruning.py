@@ -1,5 +1,7 @@
 """Pruning: sealed segments that nobody needs leave the layout, and their data is deleted."""
 
+import random
+
 import structlog
 
 from broker.scalable import history, layout
@@ -10,7 +12,7 @@ from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.segment_requests import DeleteSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
-from broker.scalable.steps import Step, StepKind
+from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_store import StoredTopic, TopicStore
 from magnetar.protocol.names import TopicName
 from storage.clock import Clock
@@ -39,6 +41,7 @@ class Pruner:
         store: TopicStore,
         segments: Segments,
         clock: Clock,
+        rng: random.Random,
         unsubscribed_retention_ms: int,
         leftovers: Leftovers,
     ) -> None:
@@ -46,6 +49,7 @@ class Pruner:
         self._store = store
         self._segments = segments
         self._clock = clock
+        self._rng = rng
         self._unsubscribed_retention_ms = unsubscribed_retention_ms
         self._leftovers = leftovers
 
@@ -66,6 +70,11 @@ class Pruner:
         The caller holds the topic's lock.
         """
         live = await self._topics.reload_locked(step.topic)
+        ends = {segment.segment_id for segment in step.ends}
+        if live is not None and ends & set(live.layout.segments):
+            # The change of the record may still be on its way: after this write it fails.
+            await self._store.refresh(live.stored)
+            live = await self._topics.reload_locked(step.topic)
         named = set(live.layout.segments) if live is not None else set()
         for segment in step.ends:
             if segment.segment_id not in named:
@@ -116,7 +125,8 @@ class Pruner:
         before = found.record
         after = layout.prune(before.layout, gone)
         names = tuple(segment_of(live.name, before.layout.segments[s]) for s in gone)
-        step = Step(live.name, StepKind.PRUNE, after.epoch, names)
+        attempt = new_attempt(self._rng)
+        step = Step(live.name, StepKind.PRUNE, after.epoch, names, attempt=attempt)
         leftover = await self._store.begin(step)
         self._leftovers.add(leftover or step)
         if leftover is not None:

@@ -8,6 +8,7 @@ SEALED      every subscription made on the parents meanwhile is carried over; th
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import structlog
@@ -20,7 +21,7 @@ from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.segment_requests import DeleteSegment, SealSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
-from broker.scalable.steps import Step, StepKind
+from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import not_led
 from broker.scalable.topic_store import ConcurrentChange, StoredTopic, TopicStore
 from config.bounds import MAX_SEGMENTS, RESHAPE_RETRY_PAUSE_S, RESHAPE_TRIES
@@ -47,7 +48,8 @@ class Reshaper:
     one topic wait for its lock until PUBLISHED; sealing runs beside later changes.
 
     A step whose children are in the stored layout is finished, any other is undone; while the store
-    cannot say which it is, neither happens.
+    cannot say which it is, neither happens.  Another leader may have noted the same change as a
+    step of its own: children of that one, and its note, stay.
 
     `sealed` is called when a topic's parents have been sealed; `leads` says whether this process
     leads a topic.
@@ -59,6 +61,7 @@ class Reshaper:
         store: TopicStore,
         segments: Segments,
         clock: Clock,
+        rng: random.Random,
         sealed: Callable[[LiveTopic], None],
         leads: Callable[[TopicName], bool],
         leftovers: Leftovers,
@@ -67,6 +70,7 @@ class Reshaper:
         self._store = store
         self._segments = segments
         self._clock = clock
+        self._rng = rng
         self._sealed = sealed
         self._leads = leads
         self._leftovers = leftovers
@@ -111,7 +115,7 @@ class Reshaper:
                     f"included, and may have {MAX_SEGMENTS}: let consumers drain it, then try "
                     "again."
                 )
-            step = _step(name, reshape)
+            step = _step(name, reshape, new_attempt(self._rng))
             before = await self._begin(live, before, step)
             parents = [await self._segments.ask(ViewSegment(segment)) for segment in step.ends]
             stored = await self._change(before, step, reshape, parents)
@@ -153,6 +157,8 @@ class Reshaper:
             self._leftovers.add(step)
             raise
         except ConcurrentChange:
+            # At once, whatever note stands: children that were prepared after the next leader had
+            # undone the step are in no note.
             await self._try_to_undo(step)
             await self._topics.reload_locked(before.name)
             raise
@@ -176,9 +182,15 @@ class Reshaper:
 
     async def _undo(self, step: Step) -> None:
         if not self._leads(step.topic):
-            return  # the children may be the next leader's by now
+            return  # the next leader undoes it
+        # Of two steps that make the same children the later one answers for them: it finishes or
+        # deletes them.  If each waited for the note of the other, neither would ever be undone.
+        noted = await self._store.begun_for(step.topic)
+        later = [each for each in noted if each.epoch >= step.epoch and each != step]
+        left_to_others = {child for each in later for child in each.makes}
         for child in step.makes:
-            await self._segments.ask(DeleteSegment(child))
+            if child not in left_to_others:
+                await self._segments.ask(DeleteSegment(child, step.attempt))
         await self._store.end(step)
         self._leftovers.discard(step)
 
@@ -244,16 +256,18 @@ class Reshaper:
         self._leftovers.discard(step)
 
 
-def _step(name: TopicName, reshape: Reshape) -> Step:
+def _step(name: TopicName, reshape: Reshape, attempt: str = "") -> Step:
     return Step(
         name,
         StepKind.SPLIT if len(reshape.parents) == 1 else StepKind.MERGE,
         reshape.layout.epoch,
         tuple(segment_of(name, parent) for parent in reshape.parents),
         tuple(segment_of(name, child) for child in reshape.children),
+        attempt,
     )
 
 
 def _is_published(live: LiveTopic, step: Step) -> bool:
     names = {segment_of(live.name, segment) for segment in live.layout.segments.values()}
-    return all(child in names for child in step.makes)
+    # Children come into the layout together; one may have been pruned before a late note is found.
+    return any(child in names for child in step.makes)

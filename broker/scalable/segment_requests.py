@@ -119,13 +119,17 @@ class SealSegment(SegmentRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteSegment(SegmentRequest[None]):
-    """Delete a segment that is in no layout.  Raises `SegmentNamed`."""
+    """Delete a segment that is in no layout.  Raises `SegmentNamed`.
+
+    An undo gives the attempt of the step that it undoes.
+    """
 
     KIND: ClassVar[str] = "segment.delete"
+    attempt: str = ""
 
     async def run(self, segments: LocalSegments) -> None:
         """See `LocalSegments.delete`."""
-        await segments.delete(self.segment)
+        await segments.delete(self.segment, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class ScalableTopics(SegmentReports):
         """Create the parts that change topics, on request and in the background."""
         broker, settings = self._broker, self._broker.settings
         clock, leads, leftovers = broker.clock, self._leads, Leftovers()
-        parts = (self._topics, self._store, self._segments, clock)
+        parts = (self._topics, self._store, self._segments, clock, broker.random)
         self._lifecycle = Lifecycle(*parts, self.controllers.topic_deleted, leads, leftovers)
         self._reshaper = Reshaper(*parts, self._segments_sealed, leads.leads, leftovers)
         self._pruner = Pruner(
@@ -472,10 +472,18 @@ class ScalableTopics(SegmentReports):
             live.sealing.clear()
             live.work.cancel()
 
-    async def _is_named(self, segment: SegmentName) -> bool:
-        """Whether the stored layout has a segment."""
+    async def _is_named(self, segment: SegmentName, attempt: str) -> bool:
+        """Whether the stored layout has a segment, or a step of another attempt makes it.
+
+        Notes of a topic that is gone do not count: nothing of it stays.
+        """
+        # The notes first: a step that ends after that has changed the record before.
+        noted = await self._store.begun_for(segment.parent)
         stored = await self._topics.refresh(segment.parent)
-        return stored is not None and _found(stored.record, segment) is not None
+        if stored is None:
+            return False
+        made = any(segment in step.makes and step.attempt != attempt for step in noted)
+        return made or _found(stored.record, segment) is not None
 
     async def _is_there(self, name: TopicName) -> bool:
         return await self._topics.refresh(name) is not None

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import random
 from dataclasses import dataclass
 
 from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
@@ -27,6 +28,9 @@ class Step:
     It is noted before anything else is done, and the note is deleted when nothing is left to do.
     The topic's record shows how far it came: if the record was not changed the step is undone (a
     split's children are orphans, a prune has not happened), else it is finished.
+
+    Two leaders that try the same change of the same record note steps that differ in nothing but
+    their `attempt`.  Neither ends the note of the other, or undoes its step as its own.
     """
 
     topic: TopicName
@@ -35,11 +39,19 @@ class Step:
     ends: tuple[SegmentName, ...] = ()
     """Segments that are sealed (split, merge) or deleted (prune, delete)."""
     makes: tuple[SegmentName, ...] = ()
+    """Segments that come into being (split, merge)."""
+    attempt: str = ""
+    """A random id; empty in notes that were written before attempts had one."""
 
     @property
     def key(self) -> str:
         """The key of the note; all notes are in one level, so a single scan finds them."""
         return f"{_prefix(self.topic)}{self.kind.value}-{self.epoch}"
+
+
+def new_attempt(rng: random.Random) -> str:
+    """Return an id for one attempt at a step."""
+    return f"{rng.getrandbits(64):016x}"
 
 
 def range_of(topic: TopicName) -> tuple[str, str]:
@@ -53,13 +65,15 @@ def _prefix(topic: TopicName) -> str:
 
 def encode(step: Step) -> bytes:
     """Encode the note of a step."""
-    members = {
+    members: dict[str, object] = {
         "topic": str(step.topic),
         "kind": step.kind.value,
         "epoch": step.epoch,
         "ends": [str(segment) for segment in step.ends],
         "makes": [str(segment) for segment in step.makes],
     }
+    if step.attempt:
+        members["attempt"] = step.attempt
     return json.dumps(members, separators=(",", ":")).encode()
 
 
@@ -72,4 +86,5 @@ def decode(value: bytes) -> Step:
         int(members["epoch"]),
         tuple(segment_name(parse_topic_name(text)) for text in members["ends"]),
         tuple(segment_name(parse_topic_name(text)) for text in members["makes"]),
+        str(members.get("attempt", "")),
     )

@@ -291,18 +291,24 @@ class TopicStore:
     # Steps
 
     async def begin(self, step: Step) -> Step | None:
-        """Note a step.  If another step has its key, that one is returned and nothing is noted."""
+        """Note a step.  If another step has its key, that one is returned and nothing is noted.
+
+        Another attempt at an equal step is another step.
+        """
         try:
             await self._metadata.put(step.key, steps.encode(step), expect=ABSENT)
         except VersionConflict:
             found = await self._metadata.get(step.key)
-            return await self.begin(step) if found is None else steps.decode(found.value)
+            if found is None:
+                return await self.begin(step)
+            noted = steps.decode(found.value)
+            return None if noted == step else noted
         return None
 
     async def end(self, step: Step) -> None:
         """Delete the note of a step that is done.
 
-        The note of a later step with the same key stays.
+        The note of another attempt with the same key stays.
         """
         found = await self._metadata.get(step.key)
         if found is not None and found.value == steps.encode(step):

@@ -109,7 +109,7 @@ def test_a_broken_rule_breaks_its_story(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     ("profile", "part", "broken", "seed"),
     [
-        pytest.param("keys", "keys_class", AnswersEarly, 28, id="K2-answer"),
+        pytest.param("keys", "keys_class", AnswersEarly, 13, id="K2-answer"),
         pytest.param("groups", "commit_group", CommitsBlindly.commit_group, 7, id="G4-version"),
     ],
 )

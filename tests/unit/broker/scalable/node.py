@@ -302,7 +302,7 @@ class Peer:
 class Node:
     """One process: what `Broker` puts together, but for ports."""
 
-    def __init__(self, world: World, **settings: object) -> None:
+    def __init__(self, world: World, *, seed: int = 1, **settings: object) -> None:
         self.world = world
         self.clock = world.clock
         self.process = Process()
@@ -310,7 +310,7 @@ class Node:
         self.metadata: MetadataStore = self.mortal
         given = {"scalable_consumer_grace_period_s": 0, "unsubscribed_retention_minutes": 0}
         self.settings = Settings(**(given | settings))  # type: ignore[arg-type]
-        self.random = random.Random(1)
+        self.random = random.Random(seed)
         self.placement = OneBroker("127.0.0.1")
         self.placement.listening(port=6650, http_port=8080)
         self.publish_limits = PublishLimits(connection_bytes=2**20, total_bytes=2**22)

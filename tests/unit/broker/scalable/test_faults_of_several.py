@@ -12,9 +12,9 @@ from broker.scalable.feed import Follower
 from broker.scalable.layout import Layout
 from broker.scalable.layout import split as split_layout
 from broker.scalable.local_segments import LocalSegments, SealInterrupted
-from broker.scalable.records import segment_of
+from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.reshape import _step as step_of
-from broker.scalable.topic_store import ScalableTopicNotFound
+from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
 from magnetar.protocol.server_error import MagnetarError
@@ -372,6 +372,65 @@ async def test_a_frozen_leader_that_wakes_up_undoes_nothing(cluster: Cluster) ->
     assert await stored_segments(cluster) == {"0000-ffff-0", "0000-7fff-1", "8000-ffff-2"}
     _, first = await (await a.client()).watch_dag(NAME)
     assert first.dag.epoch == 1
+
+
+async def held_before_its_change(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """A split whose children are prepared; it changes the record once the event is set."""
+    store = node.broker.scalable._store
+    change, reached, go_on = store.change, asyncio.Event(), asyncio.Event()
+
+    async def held(stored: StoredTopic, record: ScalableTopicRecord) -> StoredTopic:
+        reached.set()
+        await go_on.wait()
+        return await change(stored, record)
+
+    monkeypatch.setattr(store, "change", held)
+    task = asyncio.create_task(node.broker.scalable.split(TOPIC, 0))
+    await reached.wait()
+    return task, go_on
+
+
+async def cursors_of_children(cluster: Cluster) -> list[list[str]]:
+    path = "/managed-ledgers/public/default/segment/t"
+    children = ("0000-7fff-1", "8000-ffff-2")
+    return [await cluster.metadata.children(f"{path}/{child}") for child in children]
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_deposed_leader_leaves_the_equal_split_of_the_next_leader(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    """It does not know yet that it is deposed when its change of the record fails."""
+    a, b = await two(cluster)
+    await a.broker.scalable.create(TOPIC, segments=1, properties={})
+    client = await a.client()
+    producer = await client.create_producer(WHOLE)
+    await (await client.subscribe(WHOLE, "s", EARLIEST)).close()
+    await take_lead(b)
+    deposed, release_deposed = await held_before_its_change(b, monkeypatch)
+    await b.broker.scalable._leads.give_up(TOPIC)
+    monkeypatch.setattr(b.broker.scalable._reshaper, "_leads", lambda _: True)
+    await take_lead(a)
+    await until_awaited(lambda: nothing_is_noted(cluster))
+    later, release_later = await held_before_its_change(a, monkeypatch)
+    (step,) = await a.broker.scalable._store.begun_for(TOPIC)
+    if published:
+        release_later.set()
+        await later
+    release_deposed.set()
+    with pytest.raises(ConcurrentChange):
+        await deposed
+    await until(lambda: not b.broker.scalable._housekeeping._leftovers.all())
+    assert await a.broker.scalable._store.begun_for(TOPIC) == [step]
+    assert await cursors_of_children(cluster) == [["s"], ["s"]]
+    release_later.set()
+    await later
+    await producer.close()
+    await until_awaited(lambda: nothing_is_noted(cluster))
+    assert a.broker.topics.loaded()[WHOLE].sealed
+    assert await cursors_of_children(cluster) == [["s"], ["s"]]
 
 
 async def test_defect_in_a_feed_listener_closes_only_that_connection(

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from broker.scalable.layout import CorruptLayout, IllegalSegmentCount
+from broker.scalable.layout import CorruptLayout, IllegalSegmentCount, split
 from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
+from broker.scalable.records import segment_of
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import ScalableTopicExists, ScalableTopicNotFound
+from broker.scalable.topic_store import ConcurrentChange, ScalableTopicExists, ScalableTopicNotFound
 from broker.topics.topic import TopicNotFound
 from config.bounds import (
     MAX_TOPIC_PROPERTIES,
@@ -258,3 +260,76 @@ async def test_an_old_note_does_not_delete_a_topic_made_since(world: World, node
     assert await world.steps() == []
     assert await world.stored_segments() == ["0000-ffff-0"]
     await node.stop()
+
+
+async def test_late_removal_of_a_forgotten_deletion_is_refused(world: World, node: Node) -> None:
+    """A removal of the record may still be on its way when the next process forgets its step."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    before = await node.scalable._store.load(TOPIC)
+    assert before is not None
+    await node.scalable._store.begin(Step(TOPIC, StepKind.DELETE, 0))
+    node = await node.kill()
+    assert await world.steps() == []
+    with pytest.raises(ConcurrentChange):
+        await node.scalable._store.remove(before)
+    await node.stop()
+
+
+async def test_deletion_goes_on_after_an_old_note_was_cleared(world: World, node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.scalable._store.begin(Step(TOPIC, StepKind.DELETE, 0))
+    await node.scalable.delete(TOPIC, force=True)
+    assert await leftovers(world) == []
+
+
+async def test_deletion_noted_by_another_leader_meanwhile_is_not_left_behind(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its note may lack segments that were made since."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    store, begin = node.scalable._store, node.scalable._store.begin
+
+    async def second(step: Step) -> Step | None:
+        monkeypatch.undo()
+        await begin(replace(step, ends=(), attempt="of another leader"))
+        return await begin(step)
+
+    monkeypatch.setattr(store, "begin", second)
+    with pytest.raises(ConcurrentChange):
+        await node.scalable.delete(TOPIC, force=True)
+    await until(lambda: not node.scalable._housekeeping._leftovers.all())
+    assert await world.steps() == []
+    await node.scalable.delete(TOPIC, force=True)
+    assert await leftovers(world) == []
+
+
+async def test_late_deletion_leaves_the_records_of_a_topic_created_since(
+    world: World, node: Node
+) -> None:
+    """A former process goes on with it when its successor has finished it."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    finished = Step(TOPIC, StepKind.DELETE, 0, attempt="earlier")
+    await node.peer().register("a")
+    before = await leftovers(world)
+    with pytest.raises(DeletionUnfinished):
+        await node.scalable._lifecycle._finish(finished)
+    assert before
+    assert await leftovers(world) == before
+
+
+async def test_late_deletion_leaves_the_children_of_a_split_of_a_topic_created_since(
+    world: World, node: Node
+) -> None:
+    """Segments of the former topic had the same names."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    children = tuple(segment_of(TOPIC, each) for each in change.children)
+    noted = Step(TOPIC, StepKind.SPLIT, 1, (), children, "now")
+    await node.scalable._store.begin(noted)
+    for child in children:
+        await node.scalable._segments.prepare(child, {"s": {}})
+    for attempt in ("", "earlier"):
+        late = Step(TOPIC, StepKind.DELETE, 0, children, attempt=attempt)
+        with pytest.raises(DeletionUnfinished):
+            await node.scalable._lifecycle._finish(late)
+    assert len(await world.stored_segments()) == 2

@@ -1,11 +1,14 @@
 """Pruning: who holds a sealed segment, in which order they go, and every crash in between."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from broker.policies.namespaces import Namespaces
+from broker.scalable import layout
 from broker.scalable.steps import Step, StepKind
+from broker.scalable.topic_store import ConcurrentChange
 from broker.topics.topic import TopicNotFound
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import SegmentName, parse_topic_name
@@ -250,3 +253,50 @@ async def test_a_defect_at_one_step_makes_no_other_forgotten(
     await until(lambda: len(recovered) == 3)
     await house.prune_all()
     assert recovered == [steps[0], steps[2], steps[1]]
+
+
+async def test_late_change_of_a_forgotten_prune_is_refused(topic: Node) -> None:
+    """A change of the record may still be on its way when the next process forgets its step.
+
+    If it were stored then, no note would say that the segment's data is to be deleted.
+    """
+    before = await topic.scalable._store.load(TOPIC)
+    assert before is not None
+    after = layout.prune(before.record.layout, [0])
+    ends = (SegmentName(TOPIC, 0, 0xFFFF, 0),)
+    await topic.scalable._store.begin(Step(TOPIC, StepKind.PRUNE, after.epoch, ends))
+    node = await topic.kill()
+    assert await node.world.steps() == []
+    with pytest.raises(ConcurrentChange):
+        await node.scalable._store.change(before, replace(before.record, layout=after))
+    await node.stop()
+
+
+async def test_prune_noted_by_a_later_process_is_not_taken_for_an_equal_leftover(
+    topic: Node,
+) -> None:
+    leftover, later = (
+        Step(TOPIC, StepKind.PRUNE, 2, (SegmentName(TOPIC, 0, 0xFFFF, 0),), attempt=each)
+        for each in ("", "later")
+    )
+    live = await topic.scalable._topics.get(TOPIC)
+    carried_over = asyncio.Event()
+    live.work.start(carried_over.wait())
+    await topic.scalable._store.begin(later)
+    topic.scalable._housekeeping._leftovers.add(leftover)
+    await topic.scalable.prune_all()
+    assert await topic.scalable._store.begun() == [later]
+    assert topic.scalable._housekeeping._leftovers.all() == []
+    carried_over.set()
+
+
+async def test_successor_learns_that_a_former_process_pruned(topic: Node) -> None:
+    """The former one goes on for a while after the successor has read the topic's record."""
+    await topic.drain(0)
+    successor = await Node(topic.world, seed=2).start()
+    assert set(await successor.states()) == {0, 1, 2}
+    await topic.scalable.prune_all()
+    assert set(await topic.states()) == {1, 2}
+    await successor.scalable.prune_all()
+    assert set(await successor.states()) == {1, 2}
+    await successor.stop()

@@ -5,15 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from broker.scalable import layout
+from broker.scalable import layout, steps
 from broker.scalable.layout import IllegalReshape, UnknownSegment
+from broker.scalable.local_segments import SegmentNamed
+from broker.scalable.records import ScalableTopicRecord
 from broker.scalable.reshape import _step
+from broker.scalable.segment_requests import DeleteSegment
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound
+from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
 from broker.topics.topic import TopicNotFound, TopicState, TopicTerminated
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
-from magnetar.protocol.names import parse_topic_name, segment_name
+from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
 from storage.metadata.store import MetadataError
 from tests.support.waiting import until, until_awaited
 from tests.unit.broker.scalable.node import TOPIC, Node, World
@@ -337,3 +340,162 @@ async def test_a_note_of_a_topic_that_is_gone_is_cleared(world: World, node: Nod
     assert await world.steps() == []
     assert await world.stored_segments(name.parent) == []
     await node.stop()
+
+
+async def noted(world: World) -> list[Step]:
+    """The steps that are begun and not ended."""
+    keys = [f"/scalable-topic-steps/{part}" for part in await world.steps()]
+    records = await world.metadata.get_many(keys)
+    return [steps.decode(record.value) for record in records if record is not None]
+
+
+async def cursors_of(world: World, child: SegmentName) -> list[str]:
+    """The durable subscriptions that are stored for a segment."""
+    return await world.metadata.children(f"/managed-ledgers/{child.ledger_path}")
+
+
+async def split_held_before_its_change(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """A split whose children are prepared; it changes the record once the event is set."""
+    change, reached, go_on = node.scalable._store.change, asyncio.Event(), asyncio.Event()
+
+    async def held(stored: StoredTopic, record: ScalableTopicRecord) -> StoredTopic:
+        reached.set()
+        await go_on.wait()
+        return await change(stored, record)
+
+    monkeypatch.setattr(node.scalable._store, "change", held)
+    task = asyncio.create_task(node.scalable.split(TOPIC, 0))
+    await reached.wait()
+    return task, go_on
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_replaced_process_leaves_the_equal_split_of_its_successor(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    """It is refused its change of the record while the successor does the same split."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await (await node.segment(0)).create_subscription("s", EARLIEST)
+    former, release_former = await split_held_before_its_change(node, monkeypatch)
+    (first,) = await noted(world)
+    successor = await Node(world, seed=2).start()
+    assert await noted(world) == [], "the start has undone the former one's split"
+    producer = await successor.peer().produce(0)
+    later, release_later = await split_held_before_its_change(successor, monkeypatch)
+    (second,) = await noted(world)
+    assert replace(second, attempt=first.attempt) == first != second
+    if published:
+        release_later.set()
+        await later
+    release_former.set()
+    with pytest.raises(ConcurrentChange):
+        await former
+    await until(lambda: not node.scalable._housekeeping._leftovers.all())
+    assert await noted(world) == [second]
+    assert [await cursors_of(world, child) for child in second.makes] == [["s"], ["s"]]
+    release_later.set()
+    await later
+    await producer.close()
+    await sealed(successor, 0)
+    await successor.stop()
+
+
+async def test_owner_reads_the_notes_before_the_record(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is published, and ends, between the two reads keeps its children."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    store, refresh = node.scalable._store, node.scalable._topics.refresh
+    before = await store.load(TOPIC)
+    assert before is not None
+    change = layout.split(before.record.layout, 0, now_ms=1)
+    step = replace(_step(TOPIC, change), attempt="later")
+    await store.begin(step)
+
+    async def then_it_ends(name: TopicName) -> StoredTopic | None:
+        found = await refresh(name)
+        monkeypatch.undo()
+        await store.change(before, replace(before.record, layout=change.layout))
+        await store.end(step)
+        return found
+
+    monkeypatch.setattr(node.scalable._topics, "refresh", then_it_ends)
+    assert await node.scalable._is_named(step.makes[0], "earlier")
+    assert await noted(world) == []
+
+
+async def test_children_of_a_noted_split_are_deleted_by_its_own_attempt_only(
+    world: World, node: Node
+) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    step = replace(_step(TOPIC, change), attempt="this")
+    await node.scalable._store.begin(step)
+    child = step.makes[0]
+    await node.scalable._segments.prepare(child, {"s": {}})
+    for attempt in ("", "another"):
+        with pytest.raises(SegmentNamed):
+            await node.scalable._segments.ask(DeleteSegment(child, attempt))
+    assert await cursors_of(world, child) == ["s"]
+    await node.scalable._segments.ask(DeleteSegment(child, "this"))
+    assert await world.stored_segments() == []
+    await node.scalable.prune_all()
+    assert await noted(world) == []
+
+
+async def test_undo_leaves_the_note_of_an_equal_later_step(world: World, node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    first, second = (replace(_step(TOPIC, change), attempt=each) for each in "ab")
+    assert await node.scalable._store.begin(second) is None
+    assert await node.scalable._store.begin(second) is None, "its own note, as of a lost answer"
+    assert await node.scalable._store.begin(first) == second
+    await node.scalable._store.end(first)
+    assert await noted(world) == [second]
+    await node.scalable._reshaper._undo(first)
+    assert await noted(world) == [second]
+    await node.scalable._reshaper._undo(second)
+    assert await noted(world) == []
+
+
+async def test_two_steps_that_make_the_same_children_are_both_undone(
+    world: World, node: Node
+) -> None:
+    """The first was left behind, and the epoch rose by a prune before the second."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    first, second = (replace(_step(TOPIC, change), attempt=each) for each in "ab")
+    second = replace(second, epoch=2)
+    for step in (first, second):
+        await node.scalable._store.begin(step)
+    for child in first.makes:
+        await node.scalable._segments.prepare(child, {"s": {}})
+    with pytest.raises(SegmentNamed):
+        await node.scalable._reshaper._undo(second)
+    assert await noted(world) == [first, second]
+    await node.scalable._reshaper._undo(first)
+    assert await noted(world) == [second]
+    assert [await cursors_of(world, child) for child in second.makes] == [["s"], ["s"]]
+    await node.scalable._reshaper._undo(second)
+    assert await noted(world) == []
+    assert await world.stored_segments() == []
+
+
+async def test_note_of_a_split_that_comes_after_a_child_was_pruned_is_ended(
+    world: World, node: Node
+) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
+    await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    await node.scalable.prune_all()
+    await node.scalable.split(TOPIC, 1)
+    await sealed(node, 1)
+    await node.scalable.prune_all()
+    assert set(await node.states()) == {2, 3, 4}
+    await node.scalable._store.begin(replace(_step(TOPIC, change), attempt="late"))
+    await node.scalable.prune_all()
+    assert await noted(world) == []
+    assert set(await node.states()) == {2, 3, 4}

@@ -67,6 +67,7 @@ REQUESTS: list[SegmentRequest[object]] = [
     SeekSubscriptionToTime(WHOLE, "s", 7),
     SealSegment(WHOLE),
     DeleteSegment(WHOLE),
+    DeleteSegment(WHOLE, attempt="7"),
     SegmentStats(WHOLE),
     OffloadSegment(WHOLE, None),
     OffloadSegment(WHOLE, "file:///x"),
@@ -158,6 +159,12 @@ async def test_malformed_answer_is_the_owners_failure(answer: object) -> None:
 def test_malformed_request_is_refused(fields: object) -> None:
     with pytest.raises(MalformedRequest):
         DeleteSubscription.from_json(fields)
+
+
+def test_field_with_its_default_is_not_sent_and_may_be_absent() -> None:
+    """Brokers without attempts take, and send, the request of everything but an undo."""
+    assert DeleteSegment(WHOLE).to_json() == {"segment": str(WHOLE)}
+    assert DeleteSegment.from_json({"segment": str(WHOLE)}) == DeleteSegment(WHOLE)
 
 
 async def test_position_of_one_broker_is_refused_and_nobody_is_asked() -> None:

@@ -118,11 +118,11 @@ _EVERYBODY_WINS: Parts = {
 
 MUTANTS = (
     Mutant("W1", with_core(writes.AppendBesideClaim), "crash_between_claim_and_append", "joins"),
-    Mutant("W2", with_core(writes.NoHeaderRead), "write_after_collection", "joins", 8),
+    Mutant("W2", with_core(writes.NoHeaderRead), "write_after_collection", "joins", 10),
     Mutant("W3", with_core(writes.JoinsByLoadedClaim), "stale_owner_refuses_a_join"),
-    Mutant("W4", with_core(writes.AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 2),
+    Mutant("W4", with_core(writes.AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 3),
     Mutant(
-        "W5-order", with_core(writes.ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 4
+        "W5-order", with_core(writes.ClaimsFirst), "crash_while_cleaning_an_abort", "cleaning", 5
     ),
     Mutant(
         "W5-lowers",
@@ -137,7 +137,7 @@ MUTANTS = (
         with_buffer(writes.AbortedSetFirst),
         "stale_owner_cleans_up",
         "aborts-handed-over",
-        3,
+        4,
     ),
     Mutant("W9-missing", with_core(writes.HidesWithoutHeader), "claim_after_collection"),
     Mutant("W9-unknown", with_core(writes.HidesUnread), "stale_owner_finds_no_header"),
@@ -148,9 +148,9 @@ MUTANTS = (
         "aborts-handed-over",
         11,
     ),
-    Mutant("W11", with_buffer(writes.LooksOnce), "stale_owner_claims_late", "left-behind", 9),
+    Mutant("W11", with_buffer(writes.LooksOnce), "stale_owner_claims_late", "left-behind", 10),
     Mutant("W12", with_core(writes.LeavesRefused), "write_after_collection"),
-    Mutant("W13", with_core(writes.OneFloor), "two_owners_claim", "resumed"),
+    Mutant("W13", with_core(writes.OneFloor), "two_owners_claim", "resumed", 3),
     Mutant(
         "W14",
         {(Subscription, "at_end"): writes.DRAINED_AT_MAX_READ_POSITION},
@@ -163,7 +163,7 @@ MUTANTS = (
         with_acks(acks.AnswersUnproven),
         "stale_owner_takes_an_ack",
         "acks-handed-over",
-        15,
+        22,
     ),
     Mutant("A1-record", with_acks(acks.AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
     Mutant(
@@ -171,18 +171,18 @@ MUTANTS = (
         with_acks(acks.DeletesBeforeDurable),
         "crash_while_a_commit_is_applied",
         "cleaning",
-        29,
+        38,
     ),
     Mutant(
         "A3",
         {(cursors, "CursorStore"): acks.Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
-        8,
+        9,
     ),
     Mutant("A4", with_acks(acks.LoadsNothing), "pending_acks_after_reload", "restarts", 4),
     Mutant("A5", with_acks(acks.AppliesVoid), "stale_owner_puts_a_void_ack"),
-    Mutant("A6", with_acks(acks.LooksOnce), "stale_owner_puts_an_ack_late", "left-behind", 7),
+    Mutant("A6", with_acks(acks.LooksOnce), "stale_owner_puts_an_ack_late", "left-behind", 10),
     Mutant("A7", with_acks(acks.SeeksAtOnce), "crash_after_a_seek"),
     Mutant(
         "A8-pass", {(Holds, "may_pass"): acks.passes_unread}, DELAYED_EVENTS, "delayed-end-events"
@@ -204,14 +204,14 @@ MUTANTS = (
         "T2", {(TransactionStore, "end_header"): _ends_blindly}, "both_ends_at_once", "restarts", 2
     ),
     Mutant(
-        "T3", {(Coordinators, "coordinator_class"): _RevivesMissing}, "end_twice", "restarts", 4
+        "T3", {(Coordinators, "coordinator_class"): _RevivesMissing}, "end_twice", "restarts", 7
     ),
-    Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 2),
+    Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 3),
     Mutant("K2-abort", _with_keys(key_mutants.LeavesOpen), ZOMBIE, "keys", 3),
     Mutant("K3-name", _with_keys(key_mutants.NamesNothing), ZOMBIE, "keys"),
-    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 6),
+    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 15),
     Mutant("G1", _EVERYBODY_WINS, GROUP, "groups", 4),
-    Mutant("G3", _with_keys(group_mutants.BeginsAgain), GROUP, "groups", 11),
-    Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 23),
+    Mutant("G3", _with_keys(group_mutants.BeginsAgain), GROUP, "groups", 15),
+    Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 34),
     Mutant("G6", _with_keys(group_mutants.KnowsNoBatch), GROUP, "groups", 2),
 )

@@ -109,8 +109,8 @@ def test_a_broken_rule_breaks_its_story(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     ("profile", "part", "broken", "seed"),
     [
-        pytest.param("keys", "keys_class", AnswersEarly, 13, id="K2-answer"),
-        pytest.param("groups", "commit_group", CommitsBlindly.commit_group, 7, id="G4-version"),
+        pytest.param("keys", "keys_class", AnswersEarly, 32, id="K2-answer"),
+        pytest.param("groups", "commit_group", CommitsBlindly.commit_group, 18, id="G4-version"),
     ],
 )
 def test_zombies_of_a_key_are_seen_when_a_rule_is_broken(

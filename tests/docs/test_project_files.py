@@ -57,6 +57,14 @@ def test_license_is_the_apache_license_and_is_declared() -> None:
     assert not [each for each in project["classifiers"] if each.startswith("License")]
 
 
+def test_no_file_has_the_marks_of_an_unfinished_merge() -> None:
+    marks = (b"\n" + b"<" * 7 + b" ", b"\n" + b">" * 7 + b" ")
+    marked = [
+        name for name in tracked() if any(mark in (ROOT / name).read_bytes() for mark in marks)
+    ]
+    assert not marked
+
+
 def test_notice_names_every_protocol_definition() -> None:
     notice = (ROOT / "NOTICE").read_text("utf-8")
     named = set(re.findall(r"\S+\.proto\b", notice))

@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
     keep_alive_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         30,
-        description="A client silent for this long is sent PING, and its connection ends after as long again",
+        description="Silence of a client after which it is sent PING; twice as long ends it",
     )
 
     # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir

@@ -117,7 +117,7 @@ async def test_a_port_in_use_is_said(tmp_path: Path, which: str) -> None:
         holder.listen()
         sentence = await refused(broker)
         assert f"{getattr(broker, which)}" in sentence
-        assert "--port" in sentence
+        assert f"--{which.replace('_', '-')}" in sentence
     async with running(tmp_path) as again:
         assert again.running, "the refused start must leave the data directory usable"
 

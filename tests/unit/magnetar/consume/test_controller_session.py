@@ -139,7 +139,7 @@ async def test_an_older_layout_is_ignored_within_a_registration() -> None:
 
 async def test_unanswered_registration_is_withdrawn_and_retried() -> None:
     pool = FakePool()
-    controller, opening = Controller(pool), Opening(pool, operation_timeout_s=0.05)
+    controller, opening = Controller(pool), Opening(pool, operation_timeout_s=0.5)
     await controller.registration()
     await pool.connection.next(Kind.SCALABLE_TOPIC_UNSUBSCRIBE)
     await controller.registration()

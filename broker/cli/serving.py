@@ -49,9 +49,7 @@ def serve(settings: Settings) -> int:
     (no new connections, everything acknowledged durable) and exits 0; a second one exits 1 at once.
     A start that fails prints one sentence and exits 1.
     """
-    # A collection of the second generation scans all of the first ones before it: after 20 of them
-    # it took 350 ms while a request created 10,000 topics.
-    gc.set_threshold(GC_THRESHOLD, 2, 500)
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
     raise_descriptor_limit(share_descriptors(None, settings).needed)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -19,6 +19,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from bench.processes import resident_mib
 from tests.attack.attacks import ATTACKS, Attack, Target
 from tests.attack.probe import Probe
 from tests.support.broker_process import ROOT, BrokerProcess
@@ -32,19 +33,18 @@ STOP_S: Final = 5.0
 LOG_BYTES: Final = 256 * 1024
 """What an attack may cost in log: lines that a peer causes are bounded by the second."""
 ATTACK_TIMEOUT_S: Final = 180.0
-MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack did to a broker.  Memory in bytes, times in seconds."""
+    """What an attack did to a broker.  Memory in MiB, log in bytes, times in seconds."""
 
     name: str
     median_s: float
     p99_s: float
     longest_s: float
-    before: int
-    after: int
+    before: float
+    after: float
     log_bytes: int
     missing: int
     stop_s: float
@@ -65,14 +65,6 @@ class Outcome:
         return [text for holds, text in checks if not holds]
 
 
-def memory_of(pid: int) -> int:
-    """Resident bytes of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"process {pid} has no memory")
-
-
 async def undergo(name: str, attack: Attack, directory: Path) -> Outcome:
     """Run one attack on a new broker."""
     broker = BrokerProcess(directory, {"log_level": "info", **attack.settings})
@@ -83,7 +75,7 @@ async def undergo(name: str, attack: Attack, directory: Path) -> Outcome:
         probe = Probe(broker.port)
         await probe.start()
         await asyncio.sleep(SETTLES_S)
-        before, logged = memory_of(broker.pid), broker.log_path.stat().st_size
+        before, logged = resident_mib(broker.pid), broker.log_path.stat().st_size
         probe.latencies_s.clear()
         await run_in_a_process(name, target)
         after = await memory_at_rest(broker.pid, before)
@@ -125,11 +117,11 @@ async def run_in_a_process(name: str, target: Target) -> None:
         await process.wait()
 
 
-async def memory_at_rest(pid: int, before: int) -> int:
+async def memory_at_rest(pid: int, before: float) -> float:
     """The memory once it is back, or `MEMORY_BACK_S` after the attack."""
     deadline_s = time.monotonic() + MEMORY_BACK_S
     while True:
-        memory = memory_of(pid)
+        memory = resident_mib(pid)
         if memory <= before * MEMORY_RATIO or time.monotonic() > deadline_s:
             return memory
         await asyncio.sleep(0.5)
@@ -144,7 +136,7 @@ def show(outcomes: list[Outcome]) -> None:
         table.add_row(
             ATTACKS[each.name].what,
             f"{each.median_s * 1000:.1f}  {each.p99_s * 1000:.0f}  {each.longest_s * 1000:.0f}",
-            f"{each.before / MIB:.0f} -> {each.after / MIB:.0f}",
+            f"{each.before:.0f} -> {each.after:.0f}",
             f"{each.log_bytes / 1024:.0f}",
             str(each.missing),
             f"{each.stop_s:.1f}",

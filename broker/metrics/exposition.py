@@ -7,7 +7,7 @@ in Pulsar.
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -82,22 +82,6 @@ class BrokerCollector(Collector):
         yield ended
 
 
-class TopicCollector(Collector):
-    """Collects the metrics of the topics of one broker at once; `MetricsPage` does so in parts."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def collect(self) -> Iterator[Metric]:
-        """All families with their present samples."""
-        broker = self._broker
-        families = topic_families(broker)
-        topics = list(broker.topics.loaded().values())
-        for _ in families.collect(topics, broker.topics.unloaded.by_topic):
-            pass
-        yield from families.metrics()
-
-
 def topic_families(broker: Broker) -> TopicFamilies:
     """Empty families for the topics of a broker."""
     settings = broker.settings
@@ -110,15 +94,3 @@ def make_broker_registry(broker: Broker) -> CollectorRegistry:
     registry.register(BrokerCollector(broker))
     ProcessCollector(registry=registry)
     return registry
-
-
-def make_registry(broker: Broker) -> CollectorRegistry:
-    """Make the registry of one broker, its process and its topics."""
-    registry = make_broker_registry(broker)
-    registry.register(TopicCollector(broker))
-    return registry
-
-
-def metrics_text(registry: CollectorRegistry) -> bytes:
-    """The present metrics as text."""
-    return generate_latest(registry)

@@ -7,8 +7,6 @@ parts the caller may let the event loop go on.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.unloaded_backlogs import UnloadedBacklog
@@ -113,7 +111,7 @@ def _escaped(value: str) -> str:
 
 
 class TopicFamilies:
-    """Collects the samples of topics, and writes them as Prometheus text or as metrics."""
+    """Collects the samples of topics, and writes them as Prometheus text."""
 
     def __init__(self, cluster: str, *, topic_level: bool) -> None:
         """With `topic_level` each topic has samples of its own, else each namespace has sums."""
@@ -159,20 +157,6 @@ class TopicFamilies:
                     f"{name}{{{labels.text}}} {float(value)}\n"
                     for labels, value in samples[first : first + METRICS_PART_SAMPLES]
                 )
-
-    def metrics(self) -> Iterator[Metric]:
-        """The samples as metrics of the Prometheus client."""
-        for name, samples in self._samples.items():
-            family = _FAMILIES[name]
-            names = family.labels if self._topic_level else family.labels[:_NAMESPACE]
-            metric: CounterMetricFamily | GaugeMetricFamily = (
-                CounterMetricFamily(name, family.text, labels=names)
-                if family.is_counter
-                else GaugeMetricFamily(name, family.text, labels=names)
-            )
-            for labels, value in samples:
-                metric.add_metric(list(labels.values), value)
-            yield metric
 
     def _add(self, name: str, labels: _Labels, value: float) -> None:
         if self._topic_level and name != "pulsar_topics_count":

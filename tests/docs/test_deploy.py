@@ -18,9 +18,9 @@ from typing import Any, Final
 import pytest
 import typer.main
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from broker.admin.app import build_app as build_rest
-from broker.metrics.exposition import make_registry
 from broker.metrics.stores import bookkeeper_metrics
 from config.settings import Settings, load_settings
 from magnetar.cli.main import build_app as build_commands
@@ -29,6 +29,7 @@ from magnetar.protocol.names import parse_topic_name
 from storage.ledger.bookkeeper.bookie_client import BookieCounters
 from storage.ledger.bookkeeper.ledger_services import LedgerCounters
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.promql import Query, sample_labels
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -93,7 +94,9 @@ async def look_at_a_broker(directory: Path) -> Exposed:
         on_bookies = bookkeeper_metrics(
             LedgerCounters(), BookieCounters(), broker.settings.cluster_name, ensemble_size=2
         )
-        metrics = sample_labels([*make_registry(broker).collect(), *on_bookies])
+        metrics = sample_labels(
+            [*text_string_to_metric_families(await metrics_text(broker)), *on_bookies]
+        )
         paths = {
             route.resource.canonical
             for route in build_rest(broker).router.routes()

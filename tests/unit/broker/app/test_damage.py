@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from storage.damage import DamagedData, DamageKind
@@ -21,6 +20,7 @@ from storage.ledger.local.index import FLAG_DAMAGED, INDEX_HEAD_BYTES, decode_in
 from storage.ledger.store import LedgerError
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
 
@@ -204,8 +204,8 @@ async def received(broker: Broker, topic: str) -> list[bytes] | BrokerError:
     return found
 
 
-def metric(broker: Broker, name: str, kind: str) -> float:
-    text = metrics_text(make_registry(broker)).decode()
+async def metric(broker: Broker, name: str, kind: str) -> float:
+    text = await metrics_text(broker)
     (line,) = [
         line for line in text.splitlines()
         if line.startswith(name + "{") and f'kind="{kind}"' in line
@@ -246,7 +246,7 @@ async def test_damage_is_reported_and_everything_else_is_served(
     with logged() as reasons:
         async with running(files.data) as broker:
             await until(lambda: broker.damage.counts.get(case.kind, 0) > 0)
-            assert metric(broker, "magnetar_damaged", case.kind) > 0
+            assert await metric(broker, "magnetar_damaged", case.kind) > 0
             assert broker.damage.has_loss == (case.kind is not DamageKind.INDEX)
             sentences = broker.damage.sentences()
             for topic in (OLD, NEW):
@@ -278,7 +278,7 @@ async def test_without_damage_nothing_is_reported(
             wanted = [payload(topic, index) for index in range(MESSAGES)]
             assert await received(broker, topic) == wanted
         assert broker.damage.sentences() == []
-        assert metric(broker, "magnetar_damaged", "ledger") == 0
+        assert await metric(broker, "magnetar_damaged", "ledger") == 0
     async with running(files.data) as broker:
         assert broker.damage.sentences() == []
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
 from magnetar.protocol import pulsar_pb2 as pb
 from storage.metadata.store import MetadataError
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
 
 TOPIC = "persistent://public/default/before"
@@ -113,6 +113,6 @@ async def test_a_start_on_a_full_disk_names_it(small_disk: Path) -> None:
 
 async def test_free_space_is_a_metric(tmp_path: Path) -> None:
     async with running(tmp_path / "data") as broker:
-        text = metrics_text(make_registry(broker)).decode()
+        text = await metrics_text(broker)
         lines = [line for line in text.splitlines() if line.startswith("magnetar_data_dir_free")]
         assert float(lines[0].rpartition(" ")[2]) > 0

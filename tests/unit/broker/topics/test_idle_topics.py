@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
 from broker.topics.idle_topics import IdleTopics, IdleWatch
 from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
@@ -15,6 +14,7 @@ from magnetar.protocol.ids import EARLIEST, LATEST
 from tests.support.bounds import set_bound
 from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
 from tests.unit.broker.topics.test_topics import name_of
@@ -203,16 +203,15 @@ async def test_retention_goes_on_for_unloaded_topics(
 
 
 async def test_metrics_are_of_loaded_topics(looks: Looks) -> None:
-    registry = make_registry(looks.broker)
     await looks.broker.topics.get(name_of(TOPIC), create=True)
-    assert TOPIC in metrics_text(registry).decode()
+    assert TOPIC in await metrics_text(looks.broker)
     await looks.idle_time_passes()
-    assert TOPIC not in metrics_text(registry).decode()
+    assert TOPIC not in await metrics_text(looks.broker)
 
 
-def backlogs(broker: Broker) -> list[str]:
+async def backlogs(broker: Broker) -> list[str]:
     """The lines about entries that subscriptions have not acknowledged."""
-    lines = metrics_text(make_registry(broker)).decode().splitlines()
+    lines = (await metrics_text(broker)).splitlines()
     return [line for line in lines if line.startswith("pulsar_subscription_back_log{")]
 
 
@@ -238,10 +237,10 @@ async def test_backlog_of_an_unloaded_topic_stays_in_the_metrics(
     looks: Looks, connect: Connect
 ) -> None:
     line = await abandon(looks, connect)
-    assert backlogs(looks.broker) == [line]
+    assert await backlogs(looks.broker) == [line]
     await looks.broker.topics.get(name_of(TOPIC), create=False)
-    assert line in backlogs(looks.broker)
-    assert len(backlogs(looks.broker)) == 2
+    assert line in await backlogs(looks.broker)
+    assert len(await backlogs(looks.broker)) == 2
 
 
 async def test_backlog_of_a_deleted_topic_leaves_the_metrics(
@@ -249,7 +248,7 @@ async def test_backlog_of_a_deleted_topic_leaves_the_metrics(
 ) -> None:
     await abandon(looks, connect)
     await looks.broker.topics.delete(name_of(TOPIC), force=True)
-    assert backlogs(looks.broker) == []
+    assert await backlogs(looks.broker) == []
 
 
 async def test_remembered_backlogs_are_bounded(
@@ -257,7 +256,7 @@ async def test_remembered_backlogs_are_bounded(
 ) -> None:
     set_bound(monkeypatch, "UNLOADED_BACKLOGS", 0)
     await abandon(looks, connect)
-    assert backlogs(looks.broker) == []
+    assert await backlogs(looks.broker) == []
 
 
 async def test_0_is_never(tmp_path: Path) -> None:

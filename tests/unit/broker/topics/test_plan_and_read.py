@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
 from config.bounds import MAX_MESSAGE_SIZE
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.message import parse_metadata
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
 from tests.unit.broker.topics.reads import TOPIC, Reads, place, topic_of
 from tests.unit.broker.transactions.conftest import TransactionClient
@@ -57,7 +57,7 @@ async def test_bulk_reads_are_in_the_metrics(reads: Reads, broker: Broker) -> No
     await reads.read(place(plan.start), Position(place(plan.start).ledger_id, 1))
     size = sum(len(each.data) for each in answer.entries)
     labels = f'{{cluster="standalone",namespace="public/default",topic="{TOPIC}"}}'
-    lines = metrics_text(make_registry(broker)).decode().splitlines()
+    lines = (await metrics_text(broker)).splitlines()
     assert f"magnetar_segment_read_entries_total{labels} 4.0" in lines
     expected_bytes = size + len(answer.entries[0].data)
     assert f"magnetar_segment_read_bytes_total{labels} {expected_bytes}.0" in lines

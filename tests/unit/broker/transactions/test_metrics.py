@@ -7,13 +7,13 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import Position
 from magnetar.protocol.txn_id import TxnId
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
-from tests.support.waiting import until
+from tests.support.waiting import until_awaited
 from tests.unit.broker.transactions.conftest import TransactionClient
 from txn.records import Claim
 
@@ -34,9 +34,9 @@ def documented() -> set[str]:
     return names
 
 
-def exported(broker: Broker) -> set[str]:
+async def exported(broker: Broker) -> set[str]:
     """Names of all samples about transactions; of a histogram, without what its samples add."""
-    text = metrics_text(make_registry(broker)).decode()
+    text = await metrics_text(broker)
     return {
         family.name if family.type == "histogram" else sample.name
         for family in text_string_to_metric_families(text)
@@ -45,9 +45,9 @@ def exported(broker: Broker) -> set[str]:
     }
 
 
-def samples(broker: Broker) -> dict[tuple[str, str], float]:
+async def samples(broker: Broker) -> dict[tuple[str, str], float]:
     """Value by metric name and its one label of interest."""
-    text = metrics_text(make_registry(broker)).decode()
+    text = await metrics_text(broker)
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -55,6 +55,11 @@ def samples(broker: Broker) -> dict[tuple[str, str], float]:
                 labels = {k: v for k, v in sample.labels.items() if k != "cluster"}
                 found[sample.name, ",".join(labels.values())] = sample.value
     return found
+
+
+async def shows(broker: Broker, sample: tuple[str, str], value: float) -> bool:
+    """Whether a sample is there with this value."""
+    return (await samples(broker)).get(sample) == value
 
 
 async def test_metrics_of_topics_and_subscriptions(
@@ -85,15 +90,15 @@ async def test_metrics_of_topics_and_subscriptions(
     on_topic = f"public/default,{TOPIC}"
     acks = "pulsar_txn_tp_{}_count_total"
     of_acks = f"public/default,succeed,s,{TOPIC}"
-    await until(lambda: samples(broker).get((acks.format("aborted"), of_acks)) == 1)
-    await until(lambda: samples(broker)["pulsar_txn_tb_aborted_total", on_topic] == 1)
-    found = samples(broker)
+    await until_awaited(lambda: shows(broker, (acks.format("aborted"), of_acks), 1))
+    await until_awaited(lambda: shows(broker, ("pulsar_txn_tb_aborted_total", on_topic), 1))
+    found = await samples(broker)
     assert found["pulsar_txn_tb_active_total", on_topic] == 1
     assert found["pulsar_txn_tb_committed_total", on_topic] == 1
     assert found[acks.format("committed"), of_acks] == 1
     assert not any("without" in labels for _, labels in found), "it had no transaction"
-    buckets = {name for name in exported(broker) if "latency_le_" in name}
-    assert exported(broker) - buckets | {"pulsar_txn_execution_latency_le_*"} == documented()
+    buckets = {name for name in await exported(broker) if "latency_le_" in name}
+    assert await exported(broker) - buckets | {"pulsar_txn_execution_latency_le_*"} == documented()
 
 
 async def test_outstanding_records_are_those_stored_after_a_restart(tmp_path: Path) -> None:
@@ -106,15 +111,15 @@ async def test_outstanding_records_are_those_stored_after_a_restart(tmp_path: Pa
             await client.raw.create_producer(each)
         await client.add_partitions(txn, TOPIC)
         await client.add_partitions(txn, TOPIC + "2")
-        assert samples(broker)[name, ""] == 2
+        assert (await samples(broker))[name, ""] == 2
         await client.raw.close()
     async with running(tmp_path) as broker:
-        assert samples(broker)[name, ""] == 2
+        assert (await samples(broker))[name, ""] == 2
         client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))
         for each in (TOPIC, TOPIC + "2"):
             await client.raw.create_producer(each)
         await client.end(txn)
-        await until(lambda: not samples(broker)[name, ""])
+        await until_awaited(lambda: shows(broker, (name, ""), 0))
         await client.raw.close()
 
 
@@ -126,7 +131,7 @@ async def test_metrics_of_transactions(broker: Broker, txn_client: TransactionCl
     with contextlib.suppress(BrokerError):
         await txn_client.end(second, pb.COMMIT)
     await broker.transactions.store.put_claim(Claim(TxnId(2, 0), "x", 1, Position(0, 0)))
-    found = samples(broker)
+    found = await samples(broker)
     store = "pulsar_txn_metadata_store"
     assert found[f"{store}_op_writes_total", ""] == 1
     assert found[f"{store}_outstanding_op_records", ""] == 1

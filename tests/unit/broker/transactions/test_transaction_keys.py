@@ -6,13 +6,13 @@ from urllib.parse import quote
 import pytest
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry, metrics_text
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.key_hash import coordinator_of_key
 from magnetar.protocol.server_error import ServerError
 from magnetar.protocol.txn_id import TxnId
 from tests.support.embedded_broker import running
 from tests.support.key_client import KeyClient
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError
 from tests.support.waiting import until
 from tests.unit.broker.transactions.conftest import Connect, Kind, TransactionClient
@@ -222,7 +222,7 @@ async def test_metrics_of_keys(broker: Broker, first: KeyClient) -> None:
     for _ in range(3):
         await first.open()
     labels = f'{{cluster="standalone",coordinator_id="{TC}"}}'
-    text = metrics_text(make_registry(broker)).decode()
+    text = await metrics_text(broker)
     assert f"pulsar_txn_transaction_key_count{labels} 1.0" in text
     assert f"pulsar_txn_transaction_key_epoch{labels} 2.0" in text
     assert f"pulsar_txn_transaction_key_age{labels}" in text

@@ -12,7 +12,7 @@ import structlog
 import uvloop
 
 from broker.app.service import Broker
-from broker.metrics.exposition import make_registry
+from broker.metrics.exposition import make_broker_registry
 from broker.wire.connection import Connection
 from broker.wire.peer_memory import PeerMemory
 from config.bounds import HANDSHAKE_FRAME_BYTES, MAX_FRAME_SIZE, PEER_PROGRESS_BYTES
@@ -334,7 +334,7 @@ async def test_queued_output_is_counted(broker: Broker) -> None:
     client.write(encode_command(basecommand(Kind.LOOKUP, lookup)) * 200)
     await until(lambda: not connection.writable)
     assert broker.peer_memory.refresh() > 4 * MIB
-    registry, name = make_registry(broker), "magnetar_peer_memory_bytes"
+    registry, name = make_broker_registry(broker), "magnetar_peer_memory_bytes"
     assert registry.get_sample_value(name, {"cluster": "standalone"}) == connection.held_bytes
     assert connection.held_bytes > 4 * MIB
     cast("asyncio.Transport", client.transport).abort()

@@ -1,1 +1,1 @@
-"""Who a peer is, and what it may do."""
+"""Authentication and authorisation: the role of a peer, and what that role may do."""

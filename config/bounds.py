@@ -667,6 +667,8 @@ ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
 
 # Security
+ACCESS_CHECKS_IN_ONE_GO = 500
+"""Accesses of connections that are checked again in one turn of the loop after a change."""
 ROLE_BYTES = 256
 """Length of a role: no longer than the owner of a transaction key (TXN_KEY_BYTES)."""
 TOKEN_BYTES = 16 * 1024

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -22,6 +23,17 @@ MIB = 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _listed(value: object) -> object:
+    """The names in a text, which commas separate."""
+    if not isinstance(value, str):
+        return value
+    return [name for part in value.split(",") if (name := part.strip())]
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+"""Names: a list in a file, and separated by commas in the environment."""
 
 
 class ConfigurationError(ValueError):
@@ -101,6 +113,17 @@ class Settings(BaseSettings):
         "refuse_topic",
         description="What to do if data was lost: refuse the topics that lost messages, refuse to "
         "start, or serve what is left of them",
+    )
+
+    # Security: what a role may do
+    authorization: Literal["off", "dry_run", "on"] = Field(
+        "off",
+        description="Whether roles may do only what they are granted; dry_run: log what would be "
+        "refused",
+    )
+    superuser_roles: Names = Field((), description="Roles that may do everything")
+    authorization_wildcards: bool = Field(
+        False, description="Let a granted role abc* or *abc stand for all that begin or end so"
     )
 
     # Topics

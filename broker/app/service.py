@@ -16,6 +16,7 @@ from broker.app.descriptors import descriptor_limit, share_descriptors
 from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
+from broker.policies.authorizer import Authorizer
 from broker.policies.namespaces import Namespaces
 from broker.scalable.service import ScalableTopics
 from broker.topics.idle_topics import IdleTopics
@@ -28,6 +29,8 @@ from broker.topics.segment_reads import SegmentReads
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
+from broker.wire.handlers.access import RULES
+from broker.wire.handlers.guard import AccessGuard
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
 from broker.wire.peer_memory import PeerMemory
@@ -101,6 +104,8 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
+        self.authorizer: Authorizer | None = None
+        """Decides what roles may do; None: everything."""
         self.serving = False
         self._http_socket: socket.socket | None = None
         self._checks: asyncio.Future[None] | None = None
@@ -163,6 +168,8 @@ class Broker:
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
         await self.namespaces.start()
+        if settings.authorization != "off":
+            self._authorize()
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
         self.transactions = Transactions(self)
@@ -182,6 +189,19 @@ class Broker:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    def _authorize(self) -> None:
+        """Have every command checked against its access rule."""
+        settings = self.settings
+        self.authorizer = Authorizer(
+            self.namespaces,
+            frozenset(settings.superuser_roles),
+            wildcards=settings.authorization_wildcards,
+        )
+        guard = AccessGuard(self.authorizer, RULES, dry_run=settings.authorization == "dry_run")
+        self._release_at_stop("access", guard.stop)
+        self.namespaces.on_change(guard.policies_changed)
+        self._server.handlers = guard.guarded(self._server.handlers)
 
     def _start_periodic_work(self) -> None:
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)

@@ -110,7 +110,7 @@ def show_config(config: ConfigFile = None) -> None:
         if value is None or isinstance(value, SecretStr):
             typer.echo(f"# {name} = {'(not set)' if not value else '(not shown)'}")
         else:
-            shown = value if isinstance(value, int | str) else str(value)
+            shown = value if isinstance(value, int | str | tuple) else str(value)
             typer.echo(f"{name} = {json.dumps(shown)}")
 
 

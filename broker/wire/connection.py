@@ -4,7 +4,7 @@ import asyncio
 import enum
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Protocol, cast
@@ -38,6 +38,7 @@ from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing,
 from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.state_table import StateTable
+from security.identity import Principal
 
 __all__ = ["Connection", "ConnectionState", "ProtocolViolation", "UnexpectedFailure"]
 
@@ -49,6 +50,7 @@ _NO_REQUEST = 2**64 - 1
 _REQUESTS = "requests"
 _COSTLY = "costly requests"
 _WRITING = "writing"
+_CHECKING = "checking access"
 _CONNECT_FIRST = "send CONNECT first, and larger frames when CONNECTED has come."
 REPORTED_PARTIAL_BYTES = 4 * 1024
 """Less of an incomplete frame is not accounted: most reads of a busy producer leave so much."""
@@ -117,8 +119,8 @@ class Connection(asyncio.Protocol):
         self.client_version = ""
         self.protocol_version = 0
         self.features = FeatureFlags()
-        self.principal: str | None = None
-        """Identity of the peer; None without authentication."""
+        self.principal: Principal | None = None
+        """The role that the connection acts for; None without authentication."""
         self.connected_ms = 0
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
@@ -307,6 +309,20 @@ class Connection(asyncio.Protocol):
     def costly_if(self, condition: bool) -> AbstractAsyncContextManager[None]:
         """`costly` if the condition holds; else the block runs at once."""
         return self.costly() if condition else nullcontext()
+
+    # Roles
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Every role that must be allowed to do what this connection asks; two behind a proxy."""
+        if self.principal is None:
+            return ()
+        return tuple(each.role for each in self.principal.identities)
+
+    @property
+    def owner(self) -> str | None:
+        """The role that owns what is made here, such as transactions; None without one."""
+        return None if self.principal is None else self.principal.role
 
     # Ids
 
@@ -554,11 +570,31 @@ class Connection(asyncio.Protocol):
                 continue
             try:
                 result = handler(self, command, frame.entry)
+            except Deferred as deferred:
+                self._serve_after(deferred, command, frames[at:])
+                return
             except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
                 self._answer_failure(command, error)
                 continue
             if result is not None:
                 self._start(command, result)
+
+    def _serve_after(
+        self, deferred: "Deferred", command: BaseCommand, frames: Sequence[Received]
+    ) -> None:
+        """Serve a command when its check is done, and nothing else of this connection before it."""
+
+        async def serve() -> None:
+            try:
+                work = await deferred.check()
+            finally:
+                self.resume_reading(_CHECKING)
+            if work is not None:
+                await work
+
+        self._held.extend(frames)
+        self.pause_reading(_CHECKING)
+        self._start(command, serve())
 
     def _leave_for_next_turn(self, frames: Sequence[Received]) -> None:
         """Serve these frames when other connections have been served; read nothing until then."""
@@ -715,6 +751,17 @@ class Connection(asyncio.Protocol):
 
     def _give_up_writing(self) -> None:
         self._loop.call_soon(self.abort, "more is queued than the peer may leave unread")
+
+
+class Deferred(Exception):
+    """Raised by a handler: whether it may serve the command has to be found out first.
+
+    `check` finds it out, and returns what the handler would have returned.
+    """
+
+    def __init__(self, check: Callable[[], Coroutine[None, None, Awaitable[None] | None]]) -> None:
+        super().__init__()
+        self.check = check
 
 
 class UnexpectedFailure(MagnetarError):

@@ -27,9 +27,10 @@ class BinaryServer:
         *,
         max_connections: int,
     ) -> None:
+        self.handlers = handlers
+        """The handlers of connections that are accepted from now on."""
         self._broker = broker
         self._max_connections = max_connections
-        self._handlers = handlers
         self._send = send
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
@@ -57,7 +58,7 @@ class BinaryServer:
     def _accept(self) -> asyncio.Protocol:
         broker = self._broker
         if len(broker.connections) < self._max_connections:
-            return Connection(broker, self._handlers, self._send)
+            return Connection(broker, self.handlers, self._send)
         log.warning("connection_limit_reached", max_connections=self._max_connections)
         return _RefusedConnection()
 

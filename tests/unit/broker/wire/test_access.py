@@ -152,7 +152,7 @@ ON_A_TOPIC = (
     (
         Kind.SCALABLE_TOPIC_SUBSCRIBE,
         pb.CommandScalableTopicSubscribe(
-            topic=SCALABLE, subscription="s", consumer_name="c", consumer_id=2
+            topic=SCALABLE, subscription="s", consumer_name="c", consumer_id=2, consumer_type=pb.STREAM
         ),
     ),
     (

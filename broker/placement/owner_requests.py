@@ -53,7 +53,7 @@ class OwnedRequest(Request[H_contra, A_co]):
     @property
     @abstractmethod
     def owned(self) -> TopicName:
-        """The name that the request goes to the owner of."""
+        """The request goes to the owner of this name."""
 
 
 class OwnerRequests(Generic[H]):

@@ -666,6 +666,8 @@ ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
 
 # Security
+GRANTS_OF_REQUEST = 1_000
+"""Grants on topics in one request."""
 ACCESS_CHECKS_IN_ONE_GO = 500
 """Accesses of connections that are checked again in one turn of the loop after a change."""
 ROLE_BYTES = 256

@@ -48,8 +48,6 @@ GET                  /admin/v2/brokers/internal-configuration                   
 GET                  /admin/v2/brokers/{cluster}                                         superuser
 GET                  /admin/v2/brokers/{cluster}/{broker}/ownedNamespaces                superuser
 GET                  /admin/v2/broker-stats/load-report                                  superuser
-PUT                  /admin/v2/brokers/topics/unload                                     superuser
-PUT                  /admin/v2/brokers/topics/take                                       superuser
 GET                  /admin/v2/broker-channel                                            superuser
 GET                  /admin/v2/clusters                                                  any-role
 GET                  /admin/v2/clusters/{cluster}                                        superuser

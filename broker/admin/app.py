@@ -13,6 +13,7 @@ from broker.admin import (
     non_persistent,
     offload,
     partitioned,
+    permissions,
     persistent,
     properties,
     scalable,
@@ -24,6 +25,7 @@ from broker.admin import (
     transaction_records,
     transactions,
 )
+from broker.admin.access import AccessCheck, require_rules
 from broker.admin.http_connections import HttpConnections
 from broker.admin.keys import BROKER, METRICS
 from broker.admin.request_checks import check_requests, count_requests
@@ -49,7 +51,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def build_app(broker: Broker) -> web.Application:
     """Build the application with every resource."""
     app = web.Application(
-        middlewares=[count_requests, errors_as_json, check_requests],
+        middlewares=[count_requests, errors_as_json, AccessCheck().check, check_requests],
         client_max_size=MAX_BODY_BYTES,
     )
     app[BROKER] = broker
@@ -63,6 +65,7 @@ def build_app(broker: Broker) -> web.Application:
         non_persistent,
         offload,
         partitioned,
+        permissions,
         persistent,
         properties,
         scalable,
@@ -82,6 +85,7 @@ def build_app(broker: Broker) -> web.Application:
         add_channel(app, broker, SHUTDOWN_TIMEOUT_S)
     app.router.add_get(INDEX, index)
     app.router.add_get("/metrics", metrics)
+    require_rules(app.router)
     _serve_slash_at_end(app.router)
     return app
 

@@ -12,13 +12,14 @@ from typing import ClassVar
 import structlog
 
 from broker.policies.followed_records import FollowedRecords
+from broker.policies.grants import forget_topic
 from broker.policies.schema_compatibility import CompatibilityStrategy
 from config.bounds import RECORD_CHANGE_TRIES
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
-from magnetar.protocol.names import NamespaceName
+from magnetar.protocol.names import NamespaceName, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
-from security.access import Grants, Roles, grants_of
+from security.access import Grants, Roles, grants_of, topic_key
 from storage.managed_ledger.types import Retention
 from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflict
 
@@ -206,6 +207,15 @@ class Namespaces:
                 f"The tenant {tenant} does not exist: PUT /admin/v2/tenants/{tenant}."
             )
         return _decode(record)
+
+    async def forget_grants(self, topic: TopicName) -> None:
+        """Delete all grants on a topic, if there are any.  Raises `MetadataError`."""
+        try:
+            policies = await self.require(topic.namespace_name)
+        except NamespaceNotFound:
+            return
+        if topic_key(topic) in policies.grants.of_topics:
+            await self.change(topic.namespace_name, lambda record: forget_topic(record, topic))
 
     async def require_tenant_admins(self, tenant: str) -> Roles:
         """The roles that administer a tenant; none if there is no such tenant.

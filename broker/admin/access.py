@@ -181,12 +181,12 @@ def rules() -> Mapping[Route, Need]:
 def require_rules(router: web.UrlDispatcher) -> None:
     """Raise ValueError if a route has no access rule."""
     known = rules()
-    missing = sorted(set(_routes(router)) - known.keys())
+    missing = sorted(set(routes_of(router)) - known.keys())
     if missing:
         raise ValueError(f"These routes have no access rule: {missing}.  Add them to TABLE.")
 
 
-def _routes(router: web.UrlDispatcher) -> Iterator[Route]:
+def routes_of(router: web.UrlDispatcher) -> Iterator[Route]:
     for route in router.routes():
         if route.resource is not None and route.method != hdrs.METH_HEAD:
             yield route.method, _path(route.resource)

@@ -187,6 +187,7 @@ def require_rules(router: web.UrlDispatcher) -> None:
 
 
 def routes_of(router: web.UrlDispatcher) -> Iterator[Route]:
+    """Method and path of every route; HEAD goes by GET."""
     for route in router.routes():
         if route.resource is not None and route.method != hdrs.METH_HEAD:
             yield route.method, _path(route.resource)

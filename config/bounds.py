@@ -666,6 +666,8 @@ ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
 
 # Security
+AUTHORIZATION_HEADER_BYTES = 24 * 1024
+"""The header Authorization of a request: a token, or a name and a password in base64."""
 GRANTS_OF_REQUEST = 1_000
 """Grants on topics in one request."""
 ACCESS_CHECKS_IN_ONE_GO = 500

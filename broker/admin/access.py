@@ -197,10 +197,19 @@ def _path(resource: web.AbstractResource) -> str:
     return resource.canonical.rstrip("/")
 
 
+class NotAuthenticated(RestError):
+    """The request has no credentials, and needs a role."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.UNAUTHORIZED, "This needs a role: send credentials, in Authorization."
+        )
+
+
 class AccessCheck:
     """Checks requests against the table: the middleware `check`.
 
-    Without an authorizer every request passes.
+    Where authentication alone is on, every role may make every request.
     """
 
     def __init__(self) -> None:
@@ -212,11 +221,15 @@ class AccessCheck:
     ) -> web.StreamResponse:
         """Refuse a request that its role may not make: 401 without a role, else 403."""
         broker = request.app[BROKER]
-        if broker.authorizer is None:
+        if broker.authenticator is None and broker.authorizer is None:
             return await handler(request)
         questions = self._questions(request)
         principal = request.get(PRINCIPAL)
         roles = () if principal is None else tuple(each.role for each in principal.identities)
+        if broker.authorizer is None:
+            if not roles and questions[0].need is not Need.NOTHING:
+                raise NotAuthenticated
+            return await handler(request)
         if await broker.authorizer.decide(roles, questions):
             if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
                 _audit("changed_by_request", request, roles, questions, allowed=True)
@@ -227,7 +240,7 @@ class AccessCheck:
         if dry_run:
             return await handler(request)
         if not roles:
-            raise RestError(HTTPStatus.UNAUTHORIZED, "Authenticate: this needs a role.")
+            raise NotAuthenticated
         raise access_denied(questions)
 
     def _questions(self, request: web.Request) -> Sequence[Access]:

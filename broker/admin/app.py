@@ -26,6 +26,7 @@ from broker.admin import (
     transactions,
 )
 from broker.admin.access import AccessCheck, require_rules
+from broker.admin.authentication import authenticate
 from broker.admin.http_connections import HttpConnections
 from broker.admin.keys import BROKER, METRICS
 from broker.admin.request_checks import check_requests, count_requests
@@ -51,7 +52,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def build_app(broker: Broker) -> web.Application:
     """Build the application with every resource."""
     app = web.Application(
-        middlewares=[count_requests, errors_as_json, AccessCheck().check, check_requests],
+        middlewares=[
+            count_requests,
+            errors_as_json,
+            authenticate,
+            AccessCheck().check,
+            check_requests,
+        ],
         client_max_size=MAX_BODY_BYTES,
     )
     app[BROKER] = broker

@@ -13,6 +13,7 @@ import structlog
 
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
+from broker.wire.login import Login
 from broker.wire.outbox import Outbox
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.protocol_violation import ProtocolViolation
@@ -62,6 +63,8 @@ class ConnectionState(enum.Enum):
 
     HANDSHAKE = "handshake"
     """Only CONNECT is served."""
+    AUTHENTICATING = "authenticating"
+    """The credentials of CONNECT are checked; nothing is served."""
     READY = "ready"
     CLOSING = "closing"
     """Queued replies are flushed; nothing more is served."""
@@ -71,6 +74,14 @@ class ConnectionState(enum.Enum):
 _MOVES: StateTable[ConnectionState] = StateTable(
     {
         ConnectionState.HANDSHAKE: frozenset(
+            {
+                ConnectionState.AUTHENTICATING,
+                ConnectionState.READY,
+                ConnectionState.CLOSING,
+                ConnectionState.CLOSED,
+            }
+        ),
+        ConnectionState.AUTHENTICATING: frozenset(
             {ConnectionState.READY, ConnectionState.CLOSING, ConnectionState.CLOSED}
         ),
         ConnectionState.READY: frozenset({ConnectionState.CLOSING, ConnectionState.CLOSED}),
@@ -79,7 +90,8 @@ _MOVES: StateTable[ConnectionState] = StateTable(
     },
     defect=RuntimeError,
 )
-_SERVING = (ConnectionState.HANDSHAKE, ConnectionState.READY)
+_BEFORE_READY = (ConnectionState.HANDSHAKE, ConnectionState.AUTHENTICATING)
+_SERVING = (*_BEFORE_READY, ConnectionState.READY)
 
 
 class TopicWatch(Protocol):
@@ -116,6 +128,10 @@ class Connection(asyncio.Protocol):
         """True from the decision to close on."""
         self._ready = False
         self.remote = ""
+        self.address = ""
+        """The peer's address, without a port."""
+        self.client_certificate: bytes | None = None
+        self.login: Login | None = None
         self.client_version = ""
         self.protocol_version = 0
         self.features = FeatureFlags()
@@ -168,6 +184,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unknown")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else self.remote
         self.connected_ms = self.broker.clock.now_ms()
         self._outbox = Outbox(
             self._transport,
@@ -347,6 +364,26 @@ class Connection(asyncio.Protocol):
 
     # Life cycle
 
+    def authenticate(self) -> Login | None:
+        """Move to AUTHENTICATING, and return the login; None where authentication is off."""
+        authenticator = self.broker.authenticator
+        if authenticator is None:
+            return None
+        self._move(ConnectionState.AUTHENTICATING)
+        self.login = Login(
+            self,
+            authenticator,
+            check_interval_s=self.broker.settings.authentication_refresh_check_s,
+            now_s=lambda: self.broker.clock.now_ms() / 1000,
+        )
+        self.on_close(self.login.stop)
+        return self.login
+
+    @property
+    def server_version(self) -> str:
+        """The name and version of this broker, as clients get it."""
+        return f"Magnetar {self.broker.version}"
+
     def ready(self) -> None:
         """Move to READY after CONNECT, and begin to keep the connection alive."""
         self._move(ConnectionState.READY)
@@ -364,6 +401,9 @@ class Connection(asyncio.Protocol):
         self._forward = receiver
         self._move(ConnectionState.READY)
         self._timer.cancel()
+        if self.login is not None:
+            # The other broker has the client's credentials, and asks for new ones.
+            self.login.stop()
         return True
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -622,12 +662,13 @@ class Connection(asyncio.Protocol):
         if self.closing:
             return False
         kind = BaseCommand.SEND if isinstance(frame, Send) else frame.command.type
-        if kind == _CONNECT:
+        if kind == _CONNECT and self.state is ConnectionState.HANDSHAKE:
             return True
+        before = "CONNECT: send CONNECT first."
+        if self.state is ConnectionState.AUTHENTICATING:
+            before = "CONNECTED: wait for it."
         self._close_for_violation(
-            ProtocolViolation(
-                f"{BaseCommand.Type.Name(kind)} came before CONNECT: send CONNECT first."
-            )
+            ProtocolViolation(f"{BaseCommand.Type.Name(kind)} came before {before}")
         )
         return False
 
@@ -680,7 +721,7 @@ class Connection(asyncio.Protocol):
             error=type(error).__name__,
             why=str(error),
         )
-        if self.state is ConnectionState.HANDSHAKE:
+        if self.state in _BEFORE_READY:
             self.reply_error(_NO_REQUEST, error)
         self.close(str(error))
 

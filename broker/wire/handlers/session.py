@@ -5,8 +5,16 @@ from typing import ClassVar
 
 from broker.wire import forwarding
 from broker.wire.connection import Connection, ConnectionState, Handler, ProtocolViolation
+from broker.wire.login import AuthenticationFailed, Login
 from broker.wire.services import BrokerServices
-from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnected, CommandPong, FeatureFlags
+from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandConnect,
+    CommandConnected,
+    CommandPong,
+    FeatureFlags,
+)
 from magnetar.protocol.server_error import PeerError, ServerError
 
 PROTOCOL_VERSION = 21
@@ -40,6 +48,19 @@ def connect(
     request = command.connect
     if connection.state is not ConnectionState.HANDSHAKE:
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
+    login = connection.authenticate()
+    return _serve_client(connection, request) if login is None else _log_in(connection, request, login)
+
+
+async def _log_in(connection: Connection, request: CommandConnect, login: Login) -> None:
+    await login.log_in(request)
+    work = None if connection.closing else _serve_client(connection, request)
+    if work is not None:
+        await work
+
+
+def _serve_client(connection: Connection, request: CommandConnect) -> Awaitable[None] | None:
+    """Answer CONNECTED, or have the connection forwarded."""
     target, placement = f"pulsar://{request.proxy_to_broker_url}", connection.broker.placement
     if request.proxy_to_broker_url and target != placement.broker_url:
         if placement.draining:
@@ -62,7 +83,7 @@ def connect(
         BaseCommand(
             type=BaseCommand.CONNECTED,
             connected=CommandConnected(
-                server_version=f"Magnetar {connection.broker.version}",
+                server_version=connection.server_version,
                 protocol_version=connection.protocol_version,
                 max_message_size=connection.broker.max_message_size,
                 feature_flags=features_of(connection.broker),
@@ -73,6 +94,19 @@ def connect(
         )
     )
     return None
+
+
+async def auth_response(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> None:
+    """AUTH_RESPONSE: take new credentials of the same role, after AUTH_CHALLENGE."""
+    if connection.login is None:
+        raise ProtocolViolation("AUTH_RESPONSE came without a challenge: wait for one.")
+    try:
+        await connection.login.refresh(command.auth_response)
+    except AuthenticationFailed as error:
+        connection.reply_error(UNSOLICITED_REQUEST_ID, error)
+        connection.close(str(error))
 
 
 def ping(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
@@ -87,6 +121,7 @@ def pong(connection: Connection, command: BaseCommand, entry: bytes | None) -> N
 
 HANDLERS: Mapping[int, Handler] = {
     BaseCommand.CONNECT: connect,
+    BaseCommand.AUTH_RESPONSE: auth_response,
     BaseCommand.PING: ping,
     BaseCommand.PONG: pong,
 }

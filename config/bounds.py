@@ -666,6 +666,58 @@ ZOOKEEPER_BATCH_BYTES = 128 * 1024
 ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
 
+# Logins
+PASSWORD_FILE_BYTES = 1024 * 1024
+"""Length of the file with users and hashes of their passwords; a longer one is refused."""
+PASSWORD_FILE_USERS = 10_000
+"""Users in that file."""
+PASSWORD_BYTES = 1024
+"""Length of a password; a longer one is refused before any hash is made of it."""
+BCRYPT_COST_MAX = 14
+"""Largest cost of a bcrypt hash: a check takes a second or two, and twice that for each one more."""
+BASIC_CHECKS_AT_ONCE = 2
+"""Passwords that are checked at the same time, each on a thread of its own ..."""
+BASIC_CHECKS_WAITING = 1_000
+"""... and logins that wait for that; more are refused."""
+BASIC_REMEMBERED_LOGINS = 1_000
+"""Logins by password that are remembered as valid, so that many connections of one user, and the
+requests of one tool, cost one check ..."""
+BASIC_REMEMBERED_S = 300
+"""... for this time, or until the file changes."""
+FAILED_LOGIN_BURST = 10
+"""Failed logins of one address after which its passwords are not checked any more ..."""
+FAILED_LOGINS_PER_S = 0.5
+"""... except for this many in a second."""
+FAILED_LOGIN_DELAY_MIN_S = 0.1
+"""How long the answer to a failed login is held back at first ..."""
+FAILED_LOGIN_DELAY_MAX_S = 0.5
+"""... and when the burst of its address is used up."""
+FAILED_LOGIN_ADDRESSES = 10_000
+"""Addresses whose failed logins are counted; above it the one with the oldest failure is forgotten.
+Networks of 64 bits count as one address in IPv6."""
+FAILED_LOGIN_LOGS_PER_S = 1
+"""Lines about failed logins of one address."""
+CERTIFICATE_BYTES = 64 * 1024
+"""Length of a client certificate (DER)."""
+OIDC_DISCOVERY_BYTES = 64 * 1024
+"""Length of the discovery document of an issuer of tokens ..."""
+OIDC_KEYS_BYTES = 256 * 1024
+"""... and of its set of keys."""
+OIDC_KEYS = 100
+"""Keys of one issuer; a set with more is refused."""
+OIDC_KEY_ID_BYTES = 256
+"""Length of the id of a key, in tokens and sets of keys."""
+OIDC_CONNECT_S = 2.0
+"""How long connecting to an issuer may take ..."""
+OIDC_FETCH_S = 6.0
+"""... and the fetch of its document and keys in all; less than HANDSHAKE_TIMEOUT_S, as clients wait
+for it."""
+OIDC_FETCH_RETRY_S = 5.0
+"""Pause after a failed fetch; until then tokens that need it are refused."""
+OIDC_EXPIRED_AFTER_REFRESH = 4 / 3
+"""Keys that cannot be fetched anew are used until they are this many times as old as
+`oidc_key_cache_s`: with the default for a day."""
+
 # Security
 ROLE_BYTES = 256
 """Length of a role: no longer than the owner of a transaction key (TXN_KEY_BYTES)."""

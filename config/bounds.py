@@ -705,16 +705,18 @@ OIDC_KEYS_BYTES = 256 * 1024
 """... and of its set of keys."""
 OIDC_KEYS = 100
 """Keys of one issuer; a set with more is refused."""
-OIDC_KEY_ID_BYTES = 256
-"""Length of the id of a key, in tokens and sets of keys."""
+OIDC_TEXT_BYTES = 2_048
+"""Length of a URL in a discovery document, and of the id of a key."""
 OIDC_CONNECT_S = 2.0
 """How long connecting to an issuer may take ..."""
 OIDC_FETCH_S = 6.0
 """... and the fetch of its document and keys in all; less than HANDSHAKE_TIMEOUT_S, as clients wait
 for it."""
 OIDC_FETCH_RETRY_S = 5.0
-"""Pause after a failed fetch; until then tokens that need it are refused."""
-OIDC_EXPIRED_AFTER_REFRESH = 4 / 3
+"""Pause after a failed fetch without which no token can be checked; they are refused meanwhile."""
+OIDC_REFRESH_RETRY_S = 60.0
+"""Pause after a failed fetch of an issuer whose older keys are still used."""
+OIDC_EXPIRY_FACTOR = 4 / 3
 """Keys that cannot be fetched anew are used until they are this many times as old as
 `oidc_key_cache_s`: with the default for a day."""
 

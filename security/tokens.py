@@ -81,7 +81,7 @@ class TokenChecker:
         """
         claims, expires_at_s = verified_claims(data, self._keys, now_s, self._rules.clock_skew_s)
         _require_audience(claims, self._rules)
-        return Identity(_role(claims, self._rules.role_claim), Method.TOKEN, expires_at_s)
+        return Identity(role_of_claims(claims, self._rules.role_claim), Method.TOKEN, expires_at_s)
 
 
 def parse_token(data: bytes) -> SignedToken:
@@ -199,7 +199,11 @@ def _require_audience(claims: Mapping[str, object], rules: TokenRules) -> None:
         raise _refused("It is for another audience.", reason=Refusal.INVALID_AUDIENCES)
 
 
-def _role(claims: Mapping[str, object], name: str) -> Role:
+def role_of_claims(claims: Mapping[str, object], name: str) -> Role:
+    """The role in a claim: a text, or a list of which the first one counts.
+
+    Raises `CredentialsRefused`.
+    """
     value = claims.get(name)
     if isinstance(value, list):
         value = next(iter(value), None)

@@ -674,3 +674,13 @@ ZOOKEEPER_BATCH_BYTES = 128 * 1024
 """Bounds of the writes that are sent together; a larger one is sent alone."""
 ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
+
+# Security
+ROLE_BYTES = 256
+"""Length of a role: no longer than the owner of a transaction key (TXN_KEY_BYTES)."""
+TOKEN_BYTES = 16 * 1024
+"""Length of a token (JWT); a longer one is refused before it is parsed."""
+TOKEN_KEYS = 32
+"""Keys that tokens may be signed with: a token without the id of its key is tried with each."""
+KEY_SOURCE_BYTES = 64 * 1024
+"""Length of a file, data URL or setting with a key or token; a longer one is refused."""

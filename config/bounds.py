@@ -42,6 +42,15 @@ GONE_PEER_CHECK_S = 0.75
 HANDSHAKE_FRAME_BYTES = 64 * 1024
 """Largest frame until CONNECT is answered."""
 HANDSHAKE_TIMEOUT_S = 10
+TLS_HANDSHAKE_S = 10
+"""How long a TLS handshake may take, from the connection's beginning on; before CONNECT."""
+TLS_HANDSHAKES = 2_000
+"""TLS handshakes of one port in progress.  Above it the one that has waited longest for its peer is
+ended, and one that comes while none waits for its peer.  Each takes some 50 KB of OpenSSL."""
+TLS_HANDSHAKES_OF_ADDRESS = 500
+"""The same of one address, so that one cannot end the handshakes of all others."""
+TLS_RELOAD_FILE_BYTES = 4 * 1024 * 1024
+"""Largest file with certificates or a key."""
 RELAY_KEEP_ALIVE_S = 30
 """How often the relay of an ordered consumer asks whether the leader still answers."""
 FORWARD_CONNECT_TIMEOUT_S = 5

@@ -61,10 +61,51 @@ class Settings(BaseSettings):
     advertised_host: str = Field(
         "127.0.0.1", description="Host that clients are told to connect to"
     )
+    port_tls: Port | None = Field(
+        None, description="Binary protocol port with TLS (6651 by custom); none: there is none"
+    )
+    http_port_tls: Port | None = Field(
+        None, description="REST and metrics port with TLS (8443 by custom); none: there is none"
+    )
+    plaintext_ports: bool = Field(
+        True, description="Listen on port and http_port too; false: only on the ports with TLS"
+    )
     cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
     keep_alive_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         30,
         description="Silence of a client after which it is sent PING; twice as long ends it",
+    )
+
+    # TLS on the ports, and towards other brokers
+    tls_certificate_file: Path | None = Field(
+        None, description="The broker's certificate, then those that lead to its authority (PEM)"
+    )
+    tls_key_file: Path | None = Field(None, description="... and its key (PEM, without password)")
+    tls_trust_certs_file: Path | None = Field(
+        None, description="Authorities of the certificates that clients show (PEM)"
+    )
+    tls_client_certificates: Literal["ignored", "wanted", "required"] = Field(
+        "ignored",
+        description="wanted: a client may show a certificate, which must be trusted; required: it "
+        "must",
+    )
+    tls_minimum_version: Literal["1.2", "1.3"] = Field("1.2")
+    tls_ciphers: str = Field(
+        "ECDHE+AESGCM:ECDHE+CHACHA20", description="Ciphers of TLS 1.2, as OpenSSL writes them"
+    )
+    broker_client_trust_certs_file: Path | None = Field(
+        None,
+        description="Authorities of other brokers' certificates (PEM); none: those of "
+        "tls_trust_certs_file",
+    )
+    broker_client_certificate_file: Path | None = Field(
+        None, description="The certificate that this broker shows to other brokers (PEM)"
+    )
+    broker_client_key_file: Path | None = Field(
+        None, description="... and its key (PEM, without password)"
+    )
+    security_reload_interval_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        60, description="How often files with certificates and keys are checked for changes"
     )
 
     # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir
@@ -246,6 +287,11 @@ class Settings(BaseSettings):
     )
 
     @property
+    def uses_tls(self) -> bool:
+        """Whether one of the ports speaks TLS."""
+        return self.port_tls is not None or self.http_port_tls is not None
+
+    @property
     def in_cluster(self) -> bool:
         """Whether the stores are shared with other brokers."""
         return bool(self.metadata_store_url)
@@ -263,14 +309,13 @@ class Settings(BaseSettings):
                 "metadata_store_url and bookkeeper_metadata_service_uri go together: set both "
                 "for a cluster, or neither to keep everything in data_dir."
             )
-        if self.in_cluster and not self.http_port:
+        self._check_tls()
+        self._check_ports()
+        named = "http_port" if self.plaintext_ports else "http_port_tls"
+        if self.in_cluster and not getattr(self, named):
             raise ValueError(
-                "http_port is 0, but the brokers of a cluster know each other by host and REST "
+                f"{named} is 0, but the brokers of a cluster know each other by host and REST "
                 "port: give it a number."
-            )
-        if self.port and self.port == self.http_port:
-            raise ValueError(
-                f"port and http_port are both {self.port}: give each a port of its own."
             )
         if bool(self.token_audience_claim) != bool(self.token_audience):
             raise ValueError(
@@ -278,6 +323,47 @@ class Settings(BaseSettings):
                 "tokens for any audience."
             )
         return self
+
+    def _check_ports(self) -> None:
+        names = ["port_tls", "http_port_tls"]
+        if self.plaintext_ports:
+            names[:0] = ["port", "http_port"]
+        by_port: dict[int, str] = {}
+        for name in names:
+            port = getattr(self, name)
+            if port and (other := by_port.setdefault(port, name)) != name:
+                raise ValueError(
+                    f"{other} and {name} are both {port}: give each a port of its own."
+                )
+
+    def _check_tls(self) -> None:
+        ports = (self.port_tls, self.http_port_tls)
+        if not self.plaintext_ports and None in ports:
+            raise ValueError(
+                "plaintext_ports is false, so port_tls and http_port_tls are the only ports: set "
+                "both, 6651 and 8443 by custom."
+            )
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file go together: set both.")
+        if ports != (None, None) and self.tls_certificate_file is None:
+            raise ValueError(
+                "port_tls or http_port_tls is set, but no certificate: set tls_certificate_file "
+                "and tls_key_file."
+            )
+        if ports == (None, None) and self.tls_certificate_file is not None:
+            raise ValueError(
+                "tls_certificate_file is set, but no port uses it: set port_tls and http_port_tls, "
+                "6651 and 8443 by custom."
+            )
+        if self.tls_client_certificates != "ignored" and self.tls_trust_certs_file is None:
+            raise ValueError(
+                f"tls_client_certificates is {self.tls_client_certificates}, but nobody is trusted "
+                "to sign them: set tls_trust_certs_file."
+            )
+        if (self.broker_client_certificate_file is None) != (self.broker_client_key_file is None):
+            raise ValueError(
+                "broker_client_certificate_file and broker_client_key_file go together: set both."
+            )
 
     @classmethod
     def settings_customise_sources(

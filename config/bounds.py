@@ -683,7 +683,7 @@ PASSWORD_FILE_USERS = 10_000
 PASSWORD_BYTES = 1024
 """Length of a password; a longer one is refused before any hash is made of it."""
 BCRYPT_COST_MAX = 14
-"""Largest cost of a bcrypt hash: a check takes a second or two, and twice that for each one more."""
+"""Largest cost of a bcrypt hash: a check takes a second or two, twice that with the next one."""
 BASIC_CHECKS_AT_ONCE = 2
 """Passwords that are checked at the same time, each on a thread of its own ..."""
 BASIC_CHECKS_WAITING = 1_000
@@ -706,6 +706,11 @@ FAILED_LOGIN_ADDRESSES = 10_000
 Networks of 64 bits count as one address in IPv6."""
 FAILED_LOGIN_LOGS_PER_S = 1
 """Lines about failed logins of one address."""
+EXPIRING_TOKEN_MINUTES = (
+    *(5, 10, 60, 240, 1_440, 10_080, 20_160, 43_200, 129_600, 259_200, 388_800, 525_600),
+)
+"""Upper bounds of the histogram of the time for which credentials are valid when they are checked;
+those of Pulsar's."""
 CERTIFICATE_BYTES = 64 * 1024
 """Length of a client certificate (DER)."""
 OIDC_DISCOVERY_BYTES = 64 * 1024

@@ -38,6 +38,19 @@ SecretWords = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)
 """Lists; in the environment their parts have blanks between them."""
 
 
+def _names(value: object) -> object:
+    """Split the text of the environment at its commas; a list of the file stays as it is."""
+    if not isinstance(value, str):
+        return value
+    return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+"""Lists; in the environment their parts have commas between them."""
+ProviderName = Literal["token", "oidc", "basic", "tls"]
+"""The names of providers of authentication."""
+
+
 class ConfigurationError(ValueError):
     """A setting is wrong; the message for the operator names it."""
 
@@ -253,6 +266,56 @@ class Settings(BaseSettings):
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
     max_http_connections: Positive = Field(
         1_000, description="REST and metrics connections at once; a new one replaces a waiting one"
+    )
+
+    # Authentication
+    authentication_providers: Annotated[
+        tuple[ProviderName, ...], NoDecode, BeforeValidator(_names)
+    ] = Field(
+        (),
+        description="How clients prove their roles: token, oidc, basic, tls; those of one method "
+        "are asked in this order; none: authentication is off",
+    )
+    anonymous_role: str = Field(
+        "", description="Role of clients that send no credentials; none: they are refused"
+    )
+    authentication_refresh_check_s: Annotated[float, Field(gt=0, le=3600)] = Field(
+        60, description="How often connections are checked for credentials that have expired"
+    )
+    proxy_roles: Names = Field(
+        (), description="Roles of proxies, which connect for clients and name the roles of those"
+    )
+    authenticate_original_client: bool = Field(
+        False,
+        description="Check the credentials of clients that proxies forward too; false: believe "
+        "the role that a proxy names",
+    )
+    basic_auth_file: Path | None = Field(
+        None, description="Users and hashes of their passwords, bcrypt or apr1 (htpasswd)"
+    )
+    tls_principal: Literal["cn", "san"] = Field(
+        "cn",
+        description="The role in a client certificate: the common name of its subject, or the "
+        "first DNS name, URI or email address of its alternative names",
+    )
+
+    # Tokens by OpenID Connect
+    oidc_issuers: Names = Field((), description="URLs of the issuers whose tokens are taken")
+    oidc_audiences: Names = Field((), description="Audiences; a token must be for one of them")
+    oidc_role_claim: str = Field("sub", min_length=1, description="Claim that has the role")
+    oidc_require_https: bool = Field(True, description="Fetch keys of issuers by https alone")
+    oidc_trust_certs_file: Path | None = Field(
+        None, description="Authorities of issuers' certificates (PEM); none: those of the system"
+    )
+    oidc_clock_skew_s: Annotated[float, Field(ge=0, le=TOKEN_CLOCK_SKEW_MAX_S)] = Field(
+        0, description="How far the clocks of issuers may be off"
+    )
+    oidc_key_cache_s: Annotated[float, Field(ge=60, le=7 * 86_400)] = Field(
+        64_800,
+        description="Fetch the keys of an issuer again after this time; a third later they expire",
+    )
+    oidc_unknown_key_refresh_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        300, description="... or when a token has an unknown key, but not more often than this"
     )
 
     # Tokens

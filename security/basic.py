@@ -28,44 +28,52 @@ from security.providers import Credentials
 class BasicProvider:
     """Checks `user:password` against a password file.
 
-    `now_s` is a monotonic clock in seconds.  Close it in the end.
+    `may_check` is called with the address of the client just before a password is checked; if it is
+    false, the password is refused without a check.  `now_s` is a monotonic clock in seconds.  Close
+    it in the end.
     """
 
     name: Final = "basic"
     method: Final = Method.BASIC
 
-    def __init__(self, passwords: PasswordFile, *, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        passwords: PasswordFile,
+        *,
+        may_check: Callable[[str], bool],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._may_check = may_check
         self._now_s = now_s
-        self._passwords = passwords
-        self._remembered = _RememberedLogins(now_s)
+        # One value: another thread replaces both at once.
+        self._current = passwords, _RememberedLogins(now_s)
         self._turns = asyncio.Semaphore(BASIC_CHECKS_AT_ONCE)
         self._waiting = 0
         # A pool of its own: a check whose client has left goes on to its end, and holds its thread.
         self._threads = ThreadPoolExecutor(BASIC_CHECKS_AT_ONCE, "password-check")
 
     def use(self, passwords: PasswordFile) -> None:
-        """Check against another file from now on, and forget the logins of the one before."""
-        self._passwords = passwords
-        self._remembered = _RememberedLogins(self._now_s)
+        """Check against another file from now on, and forget the logins of the one before.
 
-    async def authenticate(
-        self, credentials: Credentials, *, may_check: Callable[[], bool] = lambda: True
-    ) -> Identity:
+        May be called in any thread.
+        """
+        self._current = passwords, _RememberedLogins(self._now_s)
+
+    async def authenticate(self, credentials: Credentials) -> Identity:
         """Return the identity of the user whose password this is.
 
-        `may_check` is called just before a password is checked; if it is false, the password is
-        refused without a check.  A login that is remembered needs none.  Raises
-        `CredentialsRefused`.
+        A login that is remembered needs no check.  Raises `CredentialsRefused`.
         """
         user, password = _split(credentials.data)
-        if (role := self._remembered.role_of(credentials.data)) is not None:
+        _, remembered = self._current
+        if (role := remembered.role_of(credentials.data)) is not None:
             return Identity(role, self.method)
         if self._waiting >= BASIC_CHECKS_WAITING:
             raise CredentialsRefused(Refusal.TIMED_OUT, "Too many passwords wait to be checked.")
         self._waiting += 1
         try:
             async with self._turns:
-                role = await self._check(credentials.data, user, password, may_check)
+                role = await self._check(credentials, user, password)
         finally:
             self._waiting -= 1
         return Identity(role, self.method)
@@ -74,20 +82,18 @@ class BasicProvider:
         """Drop the checks that wait; those that run end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _check(
-        self, data: bytes, user: str, password: bytes, may_check: Callable[[], bool]
-    ) -> Role:
+    async def _check(self, credentials: Credentials, user: str, password: bytes) -> Role:
+        passwords, remembered = self._current
         # While this login waited for its turn, another one of the same user may have been valid.
-        if (role := self._remembered.role_of(data)) is not None:
+        if (role := remembered.role_of(credentials.data)) is not None:
             return role
-        if not may_check():
+        if not self._may_check(credentials.address):
             raise CredentialsRefused(
                 Refusal.TOO_MANY_FAILURES, "Too many logins from this address failed before."
             )
-        passwords, remembered = self._passwords, self._remembered
         loop = asyncio.get_running_loop()
         role = await loop.run_in_executor(self._threads, passwords.check, user, password)
-        remembered.add(data, role)
+        remembered.add(credentials.data, role)
         return role
 
 

@@ -65,9 +65,6 @@ class TlsProvider:
             )
         return identity
 
-    async def close(self) -> None:
-        """Nothing is open."""
-
 
 def identity_of(certificate: bytes, principal: PrincipalName) -> Identity:
     """Return the identity of a certificate (DER) that TLS has verified.

@@ -29,6 +29,8 @@ class Issuer:
         self.document: dict[str, object] = {}
         self.answer: Callable[[], web.Response] | None = None
         """Makes what is sent in place of the keys."""
+        self.authority_pem = b""
+        """The authority that has signed its certificate."""
         self.fetches = 0
         self.go_on = asyncio.Event()
         self.go_on.set()
@@ -80,12 +82,13 @@ async def serving(
     directory: Path, authority: Authority | None = None, *, host: str = "localhost"
 ) -> AsyncIterator[Issuer]:
     """An issuer at a free port; by https if there is an authority, which signs for `host`."""
-    context = None
+    issuer, context = Issuer(), None
     if authority is not None:
-        certificate, key, _ = authority.write(directory, subject(host), host)
+        certificate, key, trusted = authority.write(directory, subject(host), host)
+        issuer.authority_pem = trusted.read_bytes()
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key)
-    issuer, application = Issuer(), web.Application()
+    application = web.Application()
     application.router.add_get(DISCOVERY_PATH, issuer.discover)
     application.router.add_get("/keys", issuer.list_keys)
     runner = web.AppRunner(application)

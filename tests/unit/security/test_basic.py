@@ -17,6 +17,8 @@ from security.password_file import PasswordFile, parse_password_file
 from security.providers import Credentials
 from tests.support.bounds import set_bound
 
+BLOCKED = "192.0.2.1"
+"""Passwords of this address may not be checked."""
 HASH = bcrypt.hashpw(b"hello", bcrypt.gensalt(4)).decode()
 
 
@@ -78,7 +80,7 @@ async def file() -> AsyncIterator[SlowFile]:
 
 @pytest.fixture
 async def provider(file: SlowFile, clock: Monotonic) -> AsyncIterator[BasicProvider]:
-    made = BasicProvider(file, now_s=clock)
+    made = BasicProvider(file, may_check=lambda address: address != BLOCKED, now_s=clock)
     yield made
     await made.close()
 
@@ -94,7 +96,7 @@ async def test_a_login_is_checked(provider: BasicProvider, file: SlowFile) -> No
 async def test_a_password_may_have_a_colon() -> None:
     stored = bcrypt.hashpw(b"a:b", bcrypt.gensalt(4)).decode()
     file = parse_password_file(f"alice:{stored}".encode(), "users.htpasswd")
-    provider = BasicProvider(file, now_s=Monotonic())
+    provider = BasicProvider(file, may_check=lambda _: True, now_s=Monotonic())
     assert (await provider.authenticate(basic("alice:a:b"))).role == "alice"
     await provider.close()
 
@@ -103,7 +105,7 @@ async def test_a_password_may_have_a_colon() -> None:
 def test_broken_credentials_raise_nothing_else(data: bytes) -> None:
     async def main() -> None:
         file = parse_password_file(f"alice:{HASH}".encode(), "users.htpasswd")
-        provider = BasicProvider(file, now_s=Monotonic())
+        provider = BasicProvider(file, may_check=lambda _: True, now_s=Monotonic())
         await refusal_of(provider, data)
         await provider.close()
 
@@ -208,7 +210,8 @@ async def test_the_oldest_login_is_forgotten_first(
 
 async def remembered(provider: BasicProvider, user: str) -> bool:
     try:
-        await provider.authenticate(basic(f"{user}:hello"), may_check=lambda: False)
+        data = f"{user}:hello".encode()
+        await provider.authenticate(Credentials("basic", data, address=BLOCKED))
     except CredentialsRefused as error:
         return error.reason is not Refusal.TOO_MANY_FAILURES
     return True

@@ -1,6 +1,8 @@
 """Providers: each checks the credentials of one method.
 
-Several providers may serve the same method.  They are asked in the order of the settings.
+Several providers may serve the same method.  They are asked in the order of the settings.  Each is
+in a module of its own (`token_provider.py`), as each needs libraries that a broker without it does
+not load.
 """
 
 from dataclasses import dataclass, field
@@ -15,12 +17,14 @@ class Credentials:
 
     `method` is the name that the peer gave to the method; it need not be one of `Method`.  `data`
     are the bytes that go with it: a token, or `user:password`.  `certificate` is the peer's client
-    certificate (DER), whose chain TLS has verified; None without one.
+    certificate (DER), whose chain TLS has verified; None without one.  `address` is the address of
+    the peer, by which failures are counted; the `Authenticator` sets it.
     """
 
     method: str
     data: bytes = field(default=b"", repr=False)
     certificate: bytes | None = field(default=None, repr=False)
+    address: str = ""
 
 
 class Provider(Protocol):

@@ -734,8 +734,6 @@ OIDC_EXPIRY_FACTOR = 4 / 3
 `oidc_key_cache_s`: with the default for a day."""
 
 # Security
-AUTHORIZATION_HEADER_BYTES = 24 * 1024
-"""The header Authorization of a request: a token, or a name and a password in base64."""
 GRANTS_OF_REQUEST = 1_000
 """Grants on topics in one request."""
 ACCESS_CHECKS_IN_ONE_GO = 500

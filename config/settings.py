@@ -175,17 +175,6 @@ class Settings(BaseSettings):
         "start, or serve what is left of them",
     )
 
-    # Security: what a role may do
-    authorization: Literal["off", "dry_run", "on"] = Field(
-        "off",
-        description="Whether roles may do only what they are granted; dry_run: log what would be "
-        "refused",
-    )
-    superuser_roles: Names = Field((), description="Roles that may do everything")
-    authorization_wildcards: bool = Field(
-        False, description="Let a granted role abc* or *abc stand for all that begin or end so"
-    )
-
     # Topics
     scalable_topics_enabled: bool = Field(True, description="Serve topic:// names")
     scalable_topic_auto_create: bool = Field(
@@ -293,6 +282,15 @@ class Settings(BaseSettings):
     authentication_refresh_check_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         60, description="How often connections are checked for credentials that have expired"
     )
+    authorization: Literal["off", "dry_run", "on"] = Field(
+        "off",
+        description="Whether roles may do only what they are granted; dry_run: log what would be "
+        "refused",
+    )
+    superuser_roles: Names = Field((), description="Roles that may do everything")
+    authorization_wildcards: bool = Field(
+        False, description="Let a granted role abc* or *abc stand for all that begin or end so"
+    )
     proxy_roles: Names = Field(
         (), description="Roles of proxies, which connect for clients and name the roles of those"
     )
@@ -390,6 +388,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{named} is 0, but the brokers of a cluster know each other by host and REST "
                 "port: give it a number."
+            )
+        if self.authorization != "off" and not self.authentication_providers:
+            raise ValueError(
+                f"authorization is {self.authorization}, but nobody has a role without "
+                "authentication: name a provider in authentication_providers, or set authorization "
+                "to off."
             )
         if bool(self.token_audience_claim) != bool(self.token_audience):
             raise ValueError(

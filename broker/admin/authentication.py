@@ -15,7 +15,6 @@ from aiohttp import hdrs, web
 from broker.admin.access import PRINCIPAL, NotAuthenticated
 from broker.admin.keys import BROKER
 from broker.admin.rest import error_answer
-from config.bounds import AUTHORIZATION_HEADER_BYTES
 from security.authenticator import Authenticator, OriginalClient
 from security.errors import CredentialsRefused, Refusal
 from security.identity import Method, Principal
@@ -80,10 +79,8 @@ def credentials_of(request: web.Request) -> Credentials | None:
     if not headers:
         certificate = client_certificate(request)
         return None if certificate is None else Credentials(Method.TLS, b"", certificate)
-    if len(headers) > 1 or len(headers[0]) > AUTHORIZATION_HEADER_BYTES:
-        raise CredentialsRefused(
-            Refusal.INVALID_HEADER, "The header Authorization comes twice, or is too long."
-        )
+    if len(headers) > 1:
+        raise CredentialsRefused(Refusal.INVALID_HEADER, "The header Authorization comes twice.")
     scheme, _, value = headers[0].partition(" ")
     if scheme.lower() == "bearer":
         return Credentials(Method.TOKEN, value.strip().encode())

@@ -45,6 +45,8 @@ from config.bounds import (
 )
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
+from security.authentication import make_authenticator
+from security.authenticator import Authenticator
 from storage.clock import Clock
 from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
@@ -104,6 +106,8 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
+        self.authenticator: Authenticator | None = None
+        """Finds out who a peer is; None: authentication is off."""
         self.authorizer: Authorizer | None = None
         """Decides what roles may do; None: everything."""
         self.serving = False
@@ -137,6 +141,9 @@ class Broker:
         After a failure `stop` releases what was opened.
         """
         settings, at_stop = self.settings, self._release_at_stop
+        if settings.authentication_providers:
+            self.authenticator = make_authenticator(settings)
+            at_stop("authentication", self.authenticator.close)
         stores = self._stores or await open_stores(settings, self.clock, self.random)
         self._stores = stores
         self._exit.callback(stores.release)

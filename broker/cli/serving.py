@@ -17,7 +17,7 @@ from broker.app.descriptors import raise_descriptor_limit, share_descriptors
 from broker.app.service import Broker
 from broker.wire.listening import CannotListen, PortSetting, bind_port
 from config.bounds import BROKER_STOP_S
-from config.settings import Settings
+from config.settings import ConfigurationError, Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import SystemClock
 
@@ -58,7 +58,7 @@ def serve(settings: Settings) -> int:
         for each in (error, *other_listen_errors(settings, error)):
             print(f"magnetar: {each}", file=sys.stderr)
         return 1
-    except (MagnetarError, OSError) as error:
+    except (MagnetarError, ConfigurationError, OSError) as error:
         print(f"magnetar: {error}", file=sys.stderr)
         return 1
 

@@ -118,6 +118,11 @@ class Connection(asyncio.Protocol):
     CONNECTION_WRITE_HIGH_WATER of queued output, or the reasons of `pause_reading`.
     """
 
+    principal: Principal | None = None
+    """The role that the connection acts for; None without authentication."""
+    login: Login | None = None
+    """None without authentication, and before CONNECT."""
+
     def __init__(
         self, broker: ConnectionHost, handlers: "Mapping[int, Handler]", send: "SendHandler"
     ) -> None:
@@ -128,15 +133,9 @@ class Connection(asyncio.Protocol):
         """True from the decision to close on."""
         self._ready = False
         self.remote = ""
-        self.address = ""
-        """The peer's address, without a port."""
-        self.client_certificate: bytes | None = None
-        self.login: Login | None = None
         self.client_version = ""
         self.protocol_version = 0
         self.features = FeatureFlags()
-        self.principal: Principal | None = None
-        """The role that the connection acts for; None without authentication."""
         self.connected_ms = 0
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
@@ -184,7 +183,6 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unknown")
-        self.address = str(peer[0]) if isinstance(peer, tuple) else self.remote
         self.connected_ms = self.broker.clock.now_ms()
         self._outbox = Outbox(
             self._transport,
@@ -328,6 +326,17 @@ class Connection(asyncio.Protocol):
         return self.costly() if condition else nullcontext()
 
     # Roles
+
+    @property
+    def address(self) -> str:
+        """The peer's address, without a port."""
+        return self.remote.rpartition(":")[0] or self.remote
+
+    @property
+    def client_certificate(self) -> bytes | None:
+        """The verified certificate (DER) of the peer; None without one."""
+        tls = self._transport.get_extra_info("ssl_object")
+        return None if tls is None else cast("bytes | None", tls.getpeercert(binary_form=True))
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -74,11 +74,21 @@ class LoginHost(Protocol):
     """The connection of a login."""
 
     principal: Principal | None
-    address: str
-    """The peer's address, without a port."""
-    client_certificate: bytes | None
-    """The verified certificate (DER) of the peer; None without one."""
-    server_version: str
+
+    @property
+    def address(self) -> str:
+        """The peer's address, without a port."""
+        ...
+
+    @property
+    def client_certificate(self) -> bytes | None:
+        """The verified certificate (DER) of the peer; None without one."""
+        ...
+
+    @property
+    def server_version(self) -> str:
+        """The name and version of this broker."""
+        ...
 
     def send(self, command: BaseCommand) -> None:
         """Queue a command."""
@@ -221,9 +231,7 @@ class Login:
         assert principal is not None, "nothing expires without a principal"
         challenge = CommandAuthChallenge(
             server_version=self._host.server_version,
-            challenge=AuthData(
-                auth_method_name=principal.identity.method.value, auth_data=REFRESH
-            ),
+            challenge=AuthData(auth_method_name=principal.identity.method.value, auth_data=REFRESH),
         )
         self._host.send(BaseCommand(type=BaseCommand.AUTH_CHALLENGE, auth_challenge=challenge))
 

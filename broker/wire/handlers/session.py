@@ -49,7 +49,9 @@ def connect(
     if connection.state is not ConnectionState.HANDSHAKE:
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
     login = connection.authenticate()
-    return _serve_client(connection, request) if login is None else _log_in(connection, request, login)
+    return (
+        _serve_client(connection, request) if login is None else _log_in(connection, request, login)
+    )
 
 
 async def _log_in(connection: Connection, request: CommandConnect, login: Login) -> None:
@@ -96,9 +98,7 @@ def _serve_client(connection: Connection, request: CommandConnect) -> Awaitable[
     return None
 
 
-async def auth_response(
-    connection: Connection, command: BaseCommand, entry: bytes | None
-) -> None:
+async def auth_response(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
     """AUTH_RESPONSE: take new credentials of the same role, after AUTH_CHALLENGE."""
     if connection.login is None:
         raise ProtocolViolation("AUTH_RESPONSE came without a challenge: wait for one.")

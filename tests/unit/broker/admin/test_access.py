@@ -7,12 +7,11 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from broker.admin import access
-from broker.admin.access import PRINCIPAL, require_rules, rules
+from broker.admin.access import require_rules, routes_of, rules
 from broker.admin.app import build_app
 from security.access import Need
-from security.identity import Identity, Method, Principal, Role
 from tests.support.embedded_broker import running
+from tests.support.roles import TOKENS
 from tests.unit.broker.admin.conftest import Rest, asking
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
@@ -29,7 +28,7 @@ async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
 
 async def test_every_route_has_a_rule_and_every_rule_a_route(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
-        served = set(access.routes_of(build_app(broker).router))
+        served = set(routes_of(build_app(broker).router))
     assert served - rules().keys() == set()
     # Served only where there may be other brokers.
     assert rules().keys() - served == {("GET", "/admin/v2/broker-channel")}
@@ -132,28 +131,10 @@ async def test_an_action_that_is_none_is_not_granted(rest: Rest, actions: object
 
 
 @pytest.fixture
-async def roles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The roles of every request from now on; empty: without credentials."""
-    roles: list[str] = []
-    check = access.AccessCheck.check
-
-    @web.middleware
-    async def with_roles(
-        self: access.AccessCheck, request: web.Request, handler: object
-    ) -> web.StreamResponse:
-        if roles:
-            identities = [Identity(Role(role), Method.TOKEN) for role in roles]
-            request[PRINCIPAL] = Principal(*identities)
-        return await check(self, request, handler)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(access.AccessCheck, "check", with_roles)
-    return roles
-
-
-@pytest.fixture
-async def secured(tmp_path: Path, roles: list[str]) -> AsyncIterator[Rest]:
-    async with asking(tmp_path, authorization="on", superuser_roles=("root",)) as rest:
-        roles[:] = ["root"]
+async def secured(tmp_path: Path) -> AsyncIterator[Rest]:
+    settings = {**TOKENS, "authorization": "on", "superuser_roles": ("root",)}
+    async with asking(tmp_path, **settings) as rest:
+        rest.role = "root"
         await rest.done("PUT", TOPIC)
         tenant = {"adminRoles": ["admin"], "allowedClusters": ["standalone"]}
         await rest.done("PUT", "/admin/v2/tenants/acme", tenant)
@@ -181,17 +162,15 @@ async def secured(tmp_path: Path, roles: list[str]) -> AsyncIterator[Rest]:
     ],
 )
 async def test_a_request_is_served_as_its_rule_says(
-    secured: Rest, roles: list[str], role: str, method: str, path: str, *, allowed: bool
+    secured: Rest, role: str, method: str, path: str, *, allowed: bool
 ) -> None:
-    roles[:] = [role]
+    secured.role = role
     status, answer = await secured.call(method, path)
     assert (status != 403) is allowed, (status, answer)
 
 
-async def test_without_credentials_only_the_open_paths_answer(
-    secured: Rest, roles: list[str]
-) -> None:
-    roles.clear()
+async def test_without_credentials_only_the_open_paths_answer(secured: Rest) -> None:
+    secured.role = None
     for path, status in (
         ("/metrics", 200),
         ("/admin/v2/brokers/ready", 200),
@@ -203,10 +182,8 @@ async def test_without_credentials_only_the_open_paths_answer(
         assert (await secured.call("GET", path))[0] == status, path
 
 
-async def test_a_refusal_does_not_tell_whether_the_topic_exists(
-    secured: Rest, roles: list[str]
-) -> None:
-    roles[:] = ["stranger"]
+async def test_a_refusal_does_not_tell_whether_the_topic_exists(secured: Rest) -> None:
+    secured.role = "stranger"
     reasons = {
         (await secured.refused(403, "GET", path + "/stats")).replace(name, "NAME")
         for name, path in (
@@ -218,23 +195,21 @@ async def test_a_refusal_does_not_tell_whether_the_topic_exists(
     assert len(reasons) == 1
 
 
-async def test_grants_on_topics_in_a_body_are_for_admins_of_their_tenant(
-    secured: Rest, roles: list[str]
-) -> None:
+async def test_grants_on_topics_in_a_body_are_for_admins_of_their_tenant(secured: Rest) -> None:
     grant = [{"topic": "persistent://acme/orders/x", "role": "bob", "actions": ["produce"]}]
     path = "/admin/v2/namespaces/grantPermissionsOnTopics"
-    roles[:] = ["reader"]
+    secured.role = "reader"
     await secured.refused(403, "POST", path, grant)
-    roles[:] = ["admin"]
+    secured.role = "admin"
     await secured.done("POST", path, grant)
     foreign = [{**grant[0], "topic": "persistent://public/default/x"}]
     await secured.refused(403, "POST", path, foreign)
 
 
-async def test_denials_and_changes_are_audited(secured: Rest, roles: list[str]) -> None:
+async def test_denials_and_changes_are_audited(secured: Rest) -> None:
     with capture_logs() as logs:
         await secured.done("PUT", TOPIC + "2")
-        roles[:] = ["stranger"]
+        secured.role = "stranger"
         await secured.refused(403, "DELETE", TOPIC)
     changed, denied = (
         next(each for each in logs if each["event"] == event)

@@ -16,9 +16,9 @@ from broker.wire.handlers.table import handler_table
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import FIELD_OF_TYPE
 from magnetar.protocol.names import NamespaceName
-from security.identity import Identity, Method, Principal, Role
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
+from tests.support.roles import TOKENS, connect_as
 from tests.support.waiting import until
 
 Kind = pb.BaseCommand
@@ -28,20 +28,19 @@ SCALABLE = "topic://public/default/s"
 
 
 class Secured:
-    """A broker with authorization, and clients whose roles are set by hand."""
+    """A broker with authorization, and its clients."""
 
     def __init__(self, broker: Broker, stack: AsyncExitStack) -> None:
         self.broker = broker
         self._stack = stack
 
-    async def client(self, *roles: str) -> RawClient:
-        """A client with that role; with two, the second is a proxy's."""
-        before = set(self.broker.connections)
-        client = await RawClient.open("127.0.0.1", self.broker.port)
+    async def client(self, role: str, proxy: str | None = None) -> RawClient:
+        """A client with that role, behind a proxy of that role if there is one."""
+        connect = connect_as(proxy or role)
+        if proxy is not None:
+            connect.original_principal = role
+        client = await RawClient.open("127.0.0.1", self.broker.port, connect)
         self._stack.push_async_callback(client.close)
-        (connection,) = self.broker.connections - before
-        identities = [Identity(Role(role), Method.TOKEN) for role in roles]
-        connection.principal = Principal(*identities) if identities else None
         return client
 
     async def grant(self, **actions: list[str]) -> None:
@@ -55,7 +54,13 @@ class Secured:
 @pytest.fixture(params=["on"])
 async def secured(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Secured]:
     async with (
-        running(tmp_path, authorization=request.param, superuser_roles=("root",)) as broker,
+        running(
+            tmp_path,
+            **TOKENS,
+            authorization=request.param,
+            superuser_roles=("root", "gate"),
+            proxy_roles=("gate", "weak-gate"),
+        ) as broker,
         AsyncExitStack() as stack,
     ):
         yield Secured(broker, stack)
@@ -152,7 +157,11 @@ ON_A_TOPIC = (
     (
         Kind.SCALABLE_TOPIC_SUBSCRIBE,
         pb.CommandScalableTopicSubscribe(
-            topic=SCALABLE, subscription="s", consumer_name="c", consumer_id=2, consumer_type=pb.STREAM
+            topic=SCALABLE,
+            subscription="s",
+            consumer_name="c",
+            consumer_id=2,
+            consumer_type=pb.STREAM,
         ),
     ),
     (
@@ -256,11 +265,11 @@ async def test_a_withdrawn_grant_closes_what_the_role_has_open(secured: Secured)
 
 async def test_behind_a_proxy_both_roles_are_asked(secured: Secured) -> None:
     await secured.grant(user=["produce"])
-    through = await secured.client("user", "root")
+    through = await secured.client("user", "gate")
     assert await outcome(through, Kind.LOOKUP, lookup()) is None
-    stranger = await secured.client("stranger", "root")
+    stranger = await secured.client("stranger", "gate")
     assert await outcome(stranger, Kind.LOOKUP, lookup()) == pb.AuthorizationError
-    weak = await secured.client("user", "proxy")
+    weak = await secured.client("user", "weak-gate")
     assert await outcome(weak, Kind.LOOKUP, lookup()) == pb.AuthorizationError
 
 

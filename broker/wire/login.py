@@ -29,7 +29,7 @@ from magnetar.protocol.server_error import PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
 from security.authenticator import Authenticator, OriginalClient
 from security.errors import CredentialsRefused
-from security.identity import Identity, Principal
+from security.identity import Identity, Method, Principal
 from security.providers import Credentials
 
 log = structlog.get_logger(__name__)
@@ -128,7 +128,7 @@ class Login:
         self._move(LoginState.CHECKING)
         host = self._host
         credentials = Credentials(
-            request.auth_method_name or _enum_name(request),
+            request.auth_method_name or Method.NONE,
             request.auth_data,
             host.client_certificate,
         )
@@ -237,15 +237,6 @@ class Login:
 
     def _move(self, to: LoginState) -> None:
         self.state = _MOVES.move(self.state, to, "A login")
-
-
-def _enum_name(request: CommandConnect) -> str:
-    """The method of a client that names it by the enum of before Pulsar 2."""
-    if not request.HasField("auth_method"):
-        return "none"
-    return type(request).DESCRIPTOR.fields_by_name["auth_method"].enum_type.values_by_number[
-        request.auth_method
-    ].name.removeprefix("AuthMethod").lower()  # fmt: skip
 
 
 def _original_client(request: CommandConnect) -> OriginalClient | None:

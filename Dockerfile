@@ -28,7 +28,8 @@ RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin magn
 COPY --from=build /opt/magnetar /opt/magnetar
 ENV PATH=/opt/magnetar/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    MAGNETAR_DATA_DIR=/data
+    MAGNETAR_DATA_DIR=/data \
+    MAGNETAR_BIND_HOST=0.0.0.0
 USER magnetar
 VOLUME /data
 EXPOSE 6650 8080

@@ -7,6 +7,7 @@ the setting and the values allowed.  `magnetar config` prints the result.
 
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -68,7 +69,14 @@ class Settings(BaseSettings):
 
     # Data and addresses
     data_dir: Path = Field(Path("data"), description="Directory of everything that must last")
-    bind_host: str = Field("0.0.0.0", description="Address that both ports listen on")
+    bind_host: str = Field(
+        "127.0.0.1",
+        description="Address that all ports listen on; one that other machines reach wants "
+        "authentication, or insecure",
+    )
+    insecure: bool = Field(
+        False, description="Serve everybody who reaches the ports, without authentication"
+    )
     port: Port = Field(6650, description="Binary protocol port; 0 picks a free one")
     http_port: Port = Field(8080, description="REST and metrics port; 0 picks a free one")
     advertised_host: str = Field(
@@ -389,6 +397,12 @@ class Settings(BaseSettings):
                 f"{named} is 0, but the brokers of a cluster know each other by host and REST "
                 "port: give it a number."
             )
+        if not self.authentication_providers and not self.insecure and not self._is_on_loopback:
+            raise ValueError(
+                f"bind_host is {self.bind_host}, so other machines could read and delete "
+                "everything: set authentication_providers; or insecure (--insecure), if nobody "
+                "else reaches this network; or bind_host to 127.0.0.1."
+            )
         if self.authorization != "off" and not self.authentication_providers:
             raise ValueError(
                 f"authorization is {self.authorization}, but nobody has a role without "
@@ -401,6 +415,16 @@ class Settings(BaseSettings):
                 "tokens for any audience."
             )
         return self
+
+    @property
+    def _is_on_loopback(self) -> bool:
+        """Whether only this machine reaches the ports."""
+        if self.bind_host == "localhost":
+            return True
+        try:
+            return ip_address(self.bind_host).is_loopback
+        except ValueError:
+            return False
 
     def _check_ports(self) -> None:
         names = ["port_tls", "http_port_tls"]

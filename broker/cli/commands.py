@@ -46,9 +46,12 @@ def standalone(
     data_dir: Annotated[Path | None, typer.Option(help="Directory of all durable data")] = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
-    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
+    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients [127.0.0.1]")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
     ] = None,
     config: ConfigFile = None,
 ) -> None:
@@ -60,6 +63,7 @@ def standalone(
         http_port=http_port,
         bind_host=bind_host,
         advertised_host=advertised_host,
+        insecure=insecure,
     )
     if settings.in_cluster:
         raise fail("metadata_store_url names a store that brokers share: run `magnetar broker`.")
@@ -70,9 +74,12 @@ def broker(
     config: ConfigFile = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
-    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
+    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients and other brokers [127.0.0.1]")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
     ] = None,
 ) -> None:
     """Run one broker of a cluster: metadata in Oxia or ZooKeeper, ledgers on BookKeeper."""
@@ -82,6 +89,7 @@ def broker(
         http_port=http_port,
         bind_host=bind_host,
         advertised_host=advertised_host,
+        insecure=insecure,
     )
     if not settings.in_cluster:
         raise fail(

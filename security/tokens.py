@@ -1,7 +1,6 @@
-"""Tokens (JWT, RFC 7519) in the compact form of JWS (RFC 7515): read, verified, made.
+"""Tokens (JWT, RFC 7519) in the compact form of JWS (RFC 7515).  Pure.
 
-Pure; the time is given.  A token is read once, within bounds, and then tried with each key that
-fits its algorithm.  Rules:
+A token is read once, within bounds, and then tried with each key that fits its algorithm.  Rules:
 
 K1. The algorithm is one that fits the key (`token_keys`).  No key fits `none`, in any spelling.
 K2. A header that has `crit` is refused: it names what must be understood, and nothing is.

@@ -491,14 +491,18 @@ class Settings(BaseSettings):
 
 
 def load_settings(
-    config_file: Path | None = None, overrides: Mapping[str, object] | None = None
+    config_file: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    defaults: Mapping[str, object] | None = None,
 ) -> Settings:
     """Load the settings from all sources; `overrides` are those of the command line.
 
-    A None in `overrides` counts as not given.  Raises `ConfigurationError` with one line for each
-    error.
+    A None in `overrides` counts as not given.  `defaults` are weaker than every source.  Raises
+    `ConfigurationError` with one line for each error.
     """
     from_file = _read_file(config_file) if config_file is not None else {}
+    from_file = {**(defaults or {}), **from_file}
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
         return Settings(_file=from_file, **given)  # type: ignore[call-arg, arg-type]

@@ -684,3 +684,9 @@ TOKEN_KEYS = 32
 """Keys that tokens may be signed with: a token without the id of its key is tried with each."""
 KEY_SOURCE_BYTES = 64 * 1024
 """Length of a file, data URL or setting with a key or token; a longer one is refused."""
+RSA_KEY_BITS_MIN = 2048
+"""Shortest RSA key of tokens (RFC 7518); a shorter one is refused."""
+RSA_KEY_BITS_MAX = 8192
+"""Longest RSA key of tokens: a check with it takes some 0.2 ms."""
+TOKEN_CLOCK_SKEW_MAX_S = 600
+"""Most that the clocks of those that make tokens may be off."""

@@ -10,18 +10,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from config.bounds import TOKEN_CLOCK_SKEW_MAX_S
 
 MIB = 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _words(value: object) -> object:
+    """Split the text of the environment at its blanks; a list of the file stays as it is."""
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+# pydantic-settings would decode a list in the environment as JSON.
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+SecretWords = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
+"""Lists; in the environment their parts have blanks between them."""
 
 
 class ConfigurationError(ValueError):
@@ -32,7 +46,11 @@ class Settings(BaseSettings):
     """All settings.  Sizes are bytes; times have their unit in the name."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix="MAGNETAR_", extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix="MAGNETAR_",
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,  # It may be a secret.
     )
 
     # Data and addresses
@@ -237,6 +255,25 @@ class Settings(BaseSettings):
         1_000, description="REST and metrics connections at once; a new one replaces a waiting one"
     )
 
+    # Tokens
+    token_secret_keys: SecretWords = Field(
+        (),
+        description="Secrets that sign tokens: file:///PATH, PATH, data:;base64,KEY or base64; "
+        "URLs may end in #kid=ID",
+    )
+    token_public_keys: Words = Field(
+        (),
+        description="Public keys of those that sign tokens (DER or PEM), written in the same way",
+    )
+    token_auth_claim: str = Field("sub", min_length=1, description="Claim that has the role")
+    token_audience_claim: str = Field(
+        "", description="Claim that has the audience; none: tokens are for any audience"
+    )
+    token_audience: str = Field("", description="... and the audience that it must have")
+    token_clock_skew_s: Annotated[float, Field(ge=0, le=TOKEN_CLOCK_SKEW_MAX_S)] = Field(
+        0, description="How far the clocks of those that make tokens may be off"
+    )
+
     # Operations
     topic_level_metrics: bool = Field(
         True, description="Metrics of each topic and subscription; false: sums of each namespace"
@@ -279,6 +316,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{named} is 0, but the brokers of a cluster know each other by host and REST "
                 "port: give it a number."
+            )
+        if bool(self.token_audience_claim) != bool(self.token_audience):
+            raise ValueError(
+                "token_audience_claim and token_audience go together: set both, or neither to take "
+                "tokens for any audience."
             )
         return self
 
@@ -388,6 +430,14 @@ def _sentences(error: ValidationError, config_file: Path | None) -> str:
             lines.append(
                 f"There is no setting named {name!r}{where}: see `magnetar config` for all names."
             )
+        elif is_secret(str(problem["loc"][0])):
+            lines.append(f"Setting {name} is wrong: {problem['msg']}.")
         else:
             lines.append(f"Setting {name} = {problem['input']!r} is wrong: {problem['msg']}.")
     return "\n".join(lines)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the values of a setting may never be shown."""
+    field = Settings.model_fields.get(name)
+    return field is not None and "SecretStr" in repr(field.annotation)

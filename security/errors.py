@@ -88,6 +88,6 @@ class NotAllowed(SecurityError):
     peer_message = "The role of this client may not do this: ask an administrator for a grant."
 
 
-class InvalidSecret(ValueError):
+class InvalidSecret(Exception):
     """A file or setting with a secret or key cannot be used: the message for the operator says how
     to mend it, and has nothing of the secret."""

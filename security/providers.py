@@ -1,6 +1,8 @@
 """Providers: each checks the credentials of one method.
 
-Several providers may serve the same method.  They are asked in the order of the settings.
+Several providers may serve the same method.  They are asked in the order of the settings.  Each is
+in a module of its own (`token_provider.py`), as each needs libraries that a broker without it does
+not load.
 """
 
 from dataclasses import dataclass, field

@@ -101,16 +101,16 @@ def _serve(settings: Settings) -> NoReturn:
 
 def show_config(config: ConfigFile = None) -> None:
     """Print every setting with its value and meaning, as TOML that can be used again."""
-    from pydantic import SecretStr
+    from config.settings import is_secret
 
     settings = _settings(config)
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         typer.echo(f"# {field.description or name}")
-        if value is None or isinstance(value, SecretStr):
+        if value is None or is_secret(name):
             typer.echo(f"# {name} = {'(not set)' if not value else '(not shown)'}")
         else:
-            shown = value if isinstance(value, int | str) else str(value)
+            shown = value if isinstance(value, int | float | str | tuple) else str(value)
             typer.echo(f"{name} = {json.dumps(shown)}")
 
 

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import aiohttp
 
+from broker.placement.dialing import Dialer
 from broker.placement.peer_failed import PeerFailed
 from broker.placement.placement import BrokerAddress
 from config.bounds import PEER_TIMEOUT_S
@@ -15,7 +16,8 @@ from config.bounds import PEER_TIMEOUT_S
 class Peers:
     """An HTTP client that keeps its connections to other brokers."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
         self._client: aiohttp.ClientSession | None = None
 
     async def call(
@@ -35,10 +37,15 @@ class Peers:
         """
         if self._client is None:
             self._client = aiohttp.ClientSession()
-        url, timeout = address.web_url + path, aiohttp.ClientTimeout(total=timeout_s)
+        web, timeout = self._dialer.web_of(address), aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._client.request(
-                method, url, params=query, json=body, timeout=timeout
+                method,
+                web.url + path,
+                params=query,
+                json=body,
+                timeout=timeout,
+                ssl=web.tls or True,
             ) as response:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

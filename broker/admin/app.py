@@ -190,6 +190,7 @@ class AdminServer:
     def _with_tls(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         tls, handshakes = self._broker.server_tls, self.connections.handshakes
         memory = self._broker.peer_memory
+        self._broker.handshakes[PortSetting.HTTP_PORT_TLS] = handshakes
         assert tls is not None, "Settings has no port with TLS without a certificate."
         return lambda: TlsStream(tls.current, make, handshakes, memory)
 

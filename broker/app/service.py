@@ -105,8 +105,9 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
-        self.handshakes = Handshakes(self._has_room_for_handshake)
-        """The TLS handshakes of clients."""
+        handshakes = Handshakes(self._has_room_for_handshake)
+        self.handshakes: dict[PortSetting, Handshakes] = {PortSetting.PORT_TLS: handshakes}
+        """The TLS handshakes of each port; that of the REST port is added by its server."""
         self.server_tls: ServerTls | None = None
         """The TLS of the ports; None if none has TLS."""
         self.peer_tls: PeerTls | None = None
@@ -122,7 +123,7 @@ class Broker:
             handler_table(),
             send,
             max_connections=self.descriptors.binary,
-            handshakes=self.handshakes,
+            handshakes=handshakes,
         )
         self._tls_server: TlsBinaryServer | None = None
         self._exit = AsyncExitStack()
@@ -232,7 +233,7 @@ class Broker:
                 handler_table(),
                 send,
                 max_connections=self.descriptors.binary,
-                handshakes=self.handshakes,
+                handshakes=self.handshakes[PortSetting.PORT_TLS],
                 context=lambda: tls.current,
             )
             self._tls_server.bind(settings.bind_host, settings.port_tls)

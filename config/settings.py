@@ -452,11 +452,6 @@ class Settings(BaseSettings):
                 "port_tls or http_port_tls is set, but no certificate: set tls_certificate_file "
                 "and tls_key_file."
             )
-        if ports == (None, None) and self.tls_certificate_file is not None:
-            raise ValueError(
-                "tls_certificate_file is set, but no port uses it: set port_tls and http_port_tls, "
-                "6651 and 8443 by custom."
-            )
         if self.tls_client_certificates != "ignored" and self.tls_trust_certs_file is None:
             raise ValueError(
                 f"tls_client_certificates is {self.tls_client_certificates}, but nobody is trusted "

@@ -14,8 +14,8 @@ import typer
 
 from broker.cli.failure import fail
 from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_client import refusal
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl
+from broker.cli.rest_client import RestFailure, refusal
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
 from broker.cli.tokens import register_tokens
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
@@ -24,6 +24,12 @@ from magnetar.protocol.server_error import MagnetarError
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
+]
+PortTls = Annotated[
+    int | None, typer.Option(help="Binary protocol port with TLS, 6651 by custom [none]")
+]
+HttpPortTls = Annotated[
+    int | None, typer.Option(help="REST and metrics port with TLS, 8443 by custom [none]")
 ]
 HEALTH_TIMEOUT_S = 3
 
@@ -42,6 +48,8 @@ def standalone(
     data_dir: Annotated[Path | None, typer.Option(help="Directory of all durable data")] = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    port_tls: PortTls = None,
+    http_port_tls: HttpPortTls = None,
     bind_host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients [127.0.0.1]")
@@ -57,6 +65,8 @@ def standalone(
         data_dir=data_dir,
         port=port,
         http_port=http_port,
+        port_tls=port_tls,
+        http_port_tls=http_port_tls,
         bind_host=bind_host,
         advertised_host=advertised_host,
         insecure=insecure,
@@ -70,6 +80,8 @@ def broker(
     config: ConfigFile = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    port_tls: PortTls = None,
+    http_port_tls: HttpPortTls = None,
     bind_host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients and other brokers [127.0.0.1]")
@@ -83,6 +95,8 @@ def broker(
         config,
         port=port,
         http_port=http_port,
+        port_tls=port_tls,
+        http_port_tls=http_port_tls,
         bind_host=bind_host,
         advertised_host=advertised_host,
         insecure=insecure,
@@ -118,14 +132,19 @@ def show_config(config: ConfigFile = None) -> None:
             typer.echo(f"{name} = {json.dumps(shown)}")
 
 
-def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def health(admin: Admin = DEFAULT_ADMIN) -> None:
     """Check the health of a broker: status 0 if it is well."""
-    url = f"{admin_url.rstrip('/')}/admin/v2/brokers/health"
+    url = f"{admin.admin_url.rstrip('/')}/admin/v2/brokers/health"
     try:
-        with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(
+            url, timeout=HEALTH_TIMEOUT_S, context=admin.tls_context()
+        ) as answer:
             typer.echo(answer.read().decode())
+    except RestFailure as error:
+        raise fail(error) from error
     except urllib.error.HTTPError as error:
-        raise fail(f"{url} reports a failure, {refusal(error, admin_url)}") from error
+        raise fail(f"{url} reports a failure, {refusal(error, admin.admin_url)}") from error
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:

@@ -2,11 +2,13 @@
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from http import HTTPStatus
 from http.client import HTTPMessage
+from pathlib import Path
 from typing import IO
 
 from magnetar.protocol.rest_reason import BODY_MAX, rest_reason
@@ -43,6 +45,11 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         scheme, host, *_ = urllib.parse.urlsplit(newurl)
+        if req.type == "https" and scheme != "https":
+            raise RestFailure(
+                f"{self.at} redirects the request to {scheme}://{host}, which has no TLS: give "
+                "that broker an http_port_tls."
+            )
         self.at = f"{scheme}://{host}"
         if code not in _SAME_METHOD:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -51,10 +58,43 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         )
 
 
-def call(base_url: str, method: str, path: str, body: object | None = None) -> object:
+def client_context(
+    trust_file: Path | None, certificate_file: Path | None, key_file: Path | None
+) -> ssl.SSLContext:
+    """Make a TLS context that verifies the broker, by the system's authorities without a file.
+
+    Raises `RestFailure` for files that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=trust_file)
+    except (OSError, ssl.SSLError) as error:
+        raise RestFailure(
+            f"{trust_file} cannot be used ({error}): name a PEM file with the certificates of "
+            "authorities by --tls-trust-file."
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate_file is not None:
+        try:
+            context.load_cert_chain(certificate_file, key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise RestFailure(
+                f"{certificate_file} and {key_file} cannot be used ({error}): name the PEM files "
+                "of a certificate and of its key by --tls-certificate-file and --tls-key-file."
+            ) from error
+    return context
+
+
+def call(
+    base_url: str,
+    method: str,
+    path: str,
+    body: object | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+) -> object:
     """Send one request; return the decoded JSON, or None for an empty body.
 
-    Raises `RestFailure` with the broker's own reason.
+    `tls` is the context for https:// addresses.  Raises `RestFailure` with the broker's own reason.
     """
     if not base_url.startswith(("http://", "https://")):
         raise RestFailure(f"{base_url} is no REST address: write it as http://host:port.")
@@ -67,7 +107,8 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
     )
     redirects = _RedirectHandler(base_url)
     try:
-        opener = urllib.request.build_opener(redirects)
+        https = [] if tls is None else [urllib.request.HTTPSHandler(context=tls)]
+        opener = urllib.request.build_opener(redirects, *https)
         with opener.open(request, timeout=TIMEOUT_S) as response:
             return _decode(response.read(), redirects.at)
     except urllib.error.HTTPError as error:
@@ -79,6 +120,11 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
         raise RestFailure(refusal(error, redirects.at)) from error
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise RestFailure(
+                f"The certificate of {redirects.at} is not trusted ({reason.verify_message}): name "
+                "its authority by --tls-trust-file."
+            ) from error
         raise RestFailure(
             f"No broker answers at {redirects.at} ({reason}): start one with "
             "`magnetar standalone`, or name another with --admin-url."

@@ -80,8 +80,7 @@ class LoginHost(Protocol):
         """The peer's address, without a port."""
         ...
 
-    @property
-    def client_certificate(self) -> bytes | None:
+    def peer_certificate(self) -> bytes | None:
         """The verified certificate (DER) of the peer; None without one."""
         ...
 
@@ -130,7 +129,7 @@ class Login:
         credentials = Credentials(
             request.auth_method_name or Method.NONE,
             request.auth_data,
-            host.client_certificate,
+            host.peer_certificate(),
         )
         self._original = _original_client(request)
         try:
@@ -152,7 +151,7 @@ class Login:
         self._move(LoginState.CHECKING)
         host, before = self._host, self._host.principal
         credentials = Credentials(
-            request.response.auth_method_name, request.response.auth_data, host.client_certificate
+            request.response.auth_method_name, request.response.auth_data, host.peer_certificate()
         )
         try:
             if self._original is not None and self._original.credentials is not None:

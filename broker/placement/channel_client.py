@@ -38,6 +38,7 @@ from config.bounds import (
     CHANNEL_RETRY_S,
 )
 from magnetar.protocol.backoff import Backoff
+from security.errors import InvalidSecret
 
 A = TypeVar("A")
 H = TypeVar("H")
@@ -146,7 +147,13 @@ class _Channel:
         try:
             async with asyncio.timeout(CHANNEL_CONNECT_S):
                 connection = await self._connect()
-        except (*LOST, TimeoutError, ChannelViolation, ChannelRefused) as error:
+        except (
+            *LOST,
+            TimeoutError,
+            ChannelViolation,
+            ChannelRefused,
+            InvalidSecret,
+        ) as error:
             self._not_before_s = loop.time() + self._backoff.pause_s()
             raise self._failure(error) from error
         self._backoff.reset()
@@ -157,6 +164,7 @@ class _Channel:
         socket = await self._http.ws_connect(
             web.url + CHANNEL_PATH,
             ssl=web.tls or True,
+            headers=self._dialer.credentials.headers(),
             heartbeat=CHANNEL_HEARTBEAT_S,
             max_msg_size=CHANNEL_FRAME_BYTES,
             timeout=aiohttp.ClientWSTimeout(ws_close=CHANNEL_CLOSE_S),
@@ -174,8 +182,13 @@ class _Channel:
 
     def _failure(self, error: Exception) -> PeerFailed:
         status = error.status if isinstance(error, aiohttp.WSServerHandshakeError) else None
-        if isinstance(error, ChannelRefused):
+        if isinstance(error, ChannelRefused | InvalidSecret):
             reason = str(error)
+        elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            reason = (
+                f"The broker {self._address.broker_id} refuses the credentials of this one: give "
+                "all brokers a token of one superuser (broker_client_token_file)."
+            )
         elif status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
             reason = (
                 f"The broker {self._address.broker_id} has no channel between brokers: run the "

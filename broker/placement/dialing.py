@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from config.bounds import TLS_HANDSHAKE_S
+from security.own_credentials import OwnCredentials
 
 
 class Reachable(Protocol):
@@ -62,9 +63,15 @@ class Dialer:
     before a byte is sent.
     """
 
-    def __init__(self, tls: ClientTls | None = None) -> None:
-        """Without `tls` plain addresses alone can be used."""
+    def __init__(
+        self, tls: ClientTls | None = None, credentials: OwnCredentials | None = None
+    ) -> None:
+        """Without `tls` plain addresses alone can be used, and without `credentials` none go out.
+
+        They are for whoever connects by this: the dialer itself sends nothing.
+        """
         self._tls = tls
+        self.credentials = credentials or OwnCredentials(None)
 
     def url_of(self, address: Reachable) -> str:
         """The address of the binary protocol to connect to."""

@@ -207,7 +207,11 @@ class Relay(asyncio.Protocol):
         self._name = name
         self._leader = leader
         self._exchange = RelayExchange(
-            request, near.client_version, near.protocol_version, near.features
+            request,
+            near.client_version,
+            near.protocol_version,
+            near.features,
+            lambda: auth_data_of(placement.dialer.credentials),
         )
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
         self._transport: asyncio.Transport | None = None

@@ -2,18 +2,20 @@
 
 It has a connection of its own:
 
-    CONNECT -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
+    CONNECT with the relaying broker's own credentials -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
     SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscribe.
 
 The client's request goes to the leader, and the leader's answers to the client, unchanged.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from magnetar.protocol.pulsar_pb2 import (
+    AuthData,
     BaseCommand,
+    CommandAuthResponse,
     CommandConnect,
     CommandPing,
     CommandPong,
@@ -116,8 +118,13 @@ class RelayExchange:
         client_version: str,
         protocol_version: int,
         features: FeatureFlags,
+        prove: Callable[[], AuthData] = AuthData,
     ) -> None:
-        """Take the client's request, and its version and features from its CONNECT."""
+        """Take the client's request, and its version and features from its CONNECT.
+
+        `prove` returns the relaying broker's credentials; what it raises, `begin` and `received`
+        raise.
+        """
         self.state = ExchangeState.GREETING
         self._heard = False
         self._asked = False
@@ -129,9 +136,14 @@ class RelayExchange:
             protocol_version=protocol_version,
             feature_flags=features,
         )
+        self._connect.feature_flags.supports_auth_refresh = True
+        self._prove = prove
 
     def begin(self) -> Say:
         """Return the CONNECT, which is sent first."""
+        proof = self._prove()
+        self._connect.auth_method_name = proof.auth_method_name or "none"
+        self._connect.auth_data = proof.auth_data
         return Say(BaseCommand(type=BaseCommand.CONNECT, connect=self._connect))
 
     def leave(self) -> Say | None:
@@ -175,6 +187,9 @@ class RelayExchange:
         if kind in (BaseCommand.PING, BaseCommand.PONG):
             pong = BaseCommand(type=BaseCommand.PONG, pong=CommandPong())
             return Say(pong) if kind == BaseCommand.PING else None
+        if kind == BaseCommand.AUTH_CHALLENGE:
+            response = CommandAuthResponse(response=self._prove())
+            return Say(BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response=response))
         if kind not in _AWAITED[state] or not self._is_ours(command):
             return Broken(
                 f"{BaseCommand.Type.Name(kind)} came while {state.value} an ordered consumer: "

@@ -49,8 +49,25 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
     direct = CommandConnect()
     direct.CopyFrom(request)
     direct.ClearField("proxy_to_broker_url")
+    _show_client(connection, direct, dialer.credentials)
     target_side.send(encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=direct)))
     connection.resume_reading(_FORWARDING)
+
+
+def _show_client(
+    connection: Connection, direct: CommandConnect, credentials: OwnCredentials
+) -> None:
+    """Have the other broker know the client, whose certificate it does not see.
+
+    Other credentials pass as the client sent them: that broker checks them itself.
+    """
+    principal = connection.principal
+    if principal is None or principal.identity.method is not Method.TLS:
+        return
+    proof = auth_data_of(credentials)
+    direct.auth_method_name = proof.auth_method_name
+    direct.auth_data = proof.auth_data
+    direct.original_principal = principal.role
 
 
 class _TargetConnection(asyncio.Protocol):

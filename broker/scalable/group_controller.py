@@ -160,7 +160,7 @@ class GroupController:
         """Note that a segment consumer attached.
 
         A consumer that was taken for closed, and attaches while its connection lives, is registered
-        again: that it had left was inferred from what the stock client does, and may be wrong.
+        again: that it had left was inferred from what the official client does, and may be wrong.
         """
         if consumer in self._attached:
             return

@@ -362,7 +362,7 @@ async def test_a_watch_with_a_bad_pattern_is_refused(broker: Broker, connect: Co
 async def test_a_name_too_long_to_be_stored_is_refused_for_good(
     connect: Callable[[], Awaitable[RawClient]],
 ) -> None:
-    """With a code that the stock client does not try again."""
+    """With a code that the official client does not try again."""
     client = await connect()
     assert await code_of(client.subscribe(TOPIC, "s" * 5000)) == "NotAllowedError"
     await client.subscribe(TOPIC, "s" * 500)

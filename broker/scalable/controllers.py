@@ -313,7 +313,7 @@ class Controllers:
         self._controller_record.forget(name)
         controller = self._forget(name)
         if controller is not None:
-            log.info("controller_moves", topic=str(name))
+            log.info("controller_ended", topic=str(name))
             controller.send_away(not_led(name))
             self._close_soon(controller)
 

@@ -123,7 +123,7 @@ def _require_target(target: TopicReading) -> None:
     except TopicNotFound as error:
         raise InvalidOption(
             f"There is no topic {target.topic} to write to; make it first (magnetar topics create "
-            f"{target.topic}), or mend its name."
+            f"{target.topic}), or correct its name."
         ) from error
 
 

@@ -29,6 +29,7 @@ else:
     new_event_loop = uvloop.new_event_loop
 
 if TYPE_CHECKING:
+    # Imported in a thread, once clients are served.
     from broker.admin.app import AdminServer
 
 log = structlog.get_logger(__name__)

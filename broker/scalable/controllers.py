@@ -35,6 +35,7 @@ from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from broker.scalable.feed_follower import FeedFollower
 
 log = structlog.get_logger(__name__)

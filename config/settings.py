@@ -112,6 +112,11 @@ class Settings(BaseSettings):
     tls_ciphers: str = Field(
         "ECDHE+AESGCM:ECDHE+CHACHA20", description="Ciphers of TLS 1.2, as OpenSSL writes them"
     )
+    broker_client_token_file: Path | None = Field(
+        None,
+        description="Token by which other brokers know this one, of a role in superuser_roles; "
+        "read anew at each use",
+    )
     broker_client_trust_certs_file: Path | None = Field(
         None,
         description="Authorities of other brokers' certificates (PEM); none: those of "

@@ -15,6 +15,8 @@ P3. With `authenticate_original_client` the proxy must forward the client's cred
 P4. No original principal means anything special.  (Pulsar takes one from every role, for its
     WebSocket proxy.)
 P5. What is done behind a proxy must be allowed to both roles.
+P6. Brokers of this cluster may name a client, or none: one that shows a certificate to the broker
+    that forwards it.
 """
 
 import asyncio
@@ -120,6 +122,7 @@ class Authenticator:
         self._anonymous_role = anonymous_role
         self._proxy_roles = proxy_roles
         self._authenticates_original = authenticate_original_client
+        self._broker_roles: set[Role] = set()
         self._now_s = now_s
         self._closers = closers
         self._sleep = sleep
@@ -144,6 +147,10 @@ class Authenticator:
         for close in self._closers:
             await close()
 
+    def trust_broker(self, role: Role) -> None:
+        """Let a role, that of the brokers of this cluster, name the clients that it acts for."""
+        self._broker_roles.add(role)
+
     async def authenticate(self, credentials: Credentials, *, address: str) -> Identity:
         """Return the identity that credentials prove; `address` is the peer's, without a port.
 
@@ -165,6 +172,9 @@ class Authenticator:
         """
         named = (original and original.principal) or None
         forwarded = None if original is None else original.credentials
+        if own.role in self._broker_roles and named not in (None, own.role):
+            # P6: the other broker has checked the client's certificate itself.
+            return Principal(self._named_by_broker(own, named, address), proxy=own)
         if own.role in self._proxy_roles:
             identity = await self._original(own, named, forwarded, address)
             return Principal(identity, proxy=own)  # P5
@@ -173,6 +183,16 @@ class Authenticator:
                 own, address, "A role that is not in proxy_roles names a client behind it."
             )
         return Principal(own)
+
+    def _named_by_broker(self, own: Identity, named: str, address: str) -> Identity:
+        try:
+            role = role_of(named)
+        except InvalidRole as error:
+            detail = f"A broker names a client whose role is none. {error}"
+            raise self._invalid_roles(own, address, detail) from error
+        if role in self._proxy_roles or role in self._broker_roles:
+            raise self._invalid_roles(own, address, "A broker names a proxy or broker as a client.")
+        return Identity(role, own.method, own.expires_at_s)
 
     async def _original(
         self, own: Identity, named: str | None, forwarded: Credentials | None, address: str

@@ -1,11 +1,14 @@
 """The credentials by which this broker shows other brokers who it is."""
 
+import ssl
 from pathlib import Path
 from typing import Final
 
+from config.settings import Settings
+from security.errors import InvalidSecret
 from security.identity import Method
 from security.providers import Credentials
-from security.secret_files import read_token
+from security.secret_files import read_public, read_token
 
 BEARER: Final = "Bearer "
 
@@ -39,3 +42,23 @@ class OwnCredentials:
         if self._token_file is None:
             return {}
         return {"Authorization": BEARER + read_token(self._token_file)}
+
+
+def own_certificate(settings: Settings) -> bytes | None:
+    """The certificate (DER) that other brokers see of this one; None without one.
+
+    Raises `InvalidSecret`.
+    """
+    path = settings.broker_client_certificate_file
+    if path is None:
+        return None
+    try:
+        return ssl.PEM_cert_to_DER_cert(_first(read_public(path).decode("ascii")))
+    except ValueError as error:
+        raise InvalidSecret(f"{path} has no certificate: name a PEM file with one.") from error
+
+
+def _first(pem: str) -> str:
+    """The first certificate of a chain: the broker's own."""
+    head, end, _ = pem.partition(ssl.PEM_FOOTER)
+    return head.strip() + "\n" + end

@@ -14,6 +14,7 @@ from broker.topics.registry import TopicRegistry
 from broker.wire.listening import PortSetting, bind_port, http_ports
 from config.settings import Settings
 from magnetar.protocol.names import TopicName
+from security.own_credentials import OwnCredentials
 from security.tls import PeerTls
 from storage.clock import Clock
 from storage.metadata.counted_metadata import CountedMetadata
@@ -29,6 +30,7 @@ class MemberHost(Protocol):
     topics: TopicRegistry
     version: str
     peer_tls: PeerTls | None
+    own_credentials: OwnCredentials
 
     @property
     def port(self) -> int:
@@ -67,7 +69,7 @@ async def join(broker: MemberHost) -> ClusterMembership:
         session_timeout_ms=settings.metadata_store_session_timeout_ms,
         totals=lambda: totals_of(broker),
         unload=unload,
-        dialer=Dialer(broker.peer_tls),
+        dialer=Dialer(broker.peer_tls, broker.own_credentials),
     )
     # The REST ports are bound first, because one is part of the broker's id.
     sockets = _bind_http(settings)

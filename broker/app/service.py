@@ -6,6 +6,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,10 +46,12 @@ from config.bounds import (
     DRAIN_REQUESTS_S,
     PEER_MEMORY_BYTES,
 )
-from config.settings import Settings
+from config.settings import ConfigurationError, Settings
 from magnetar.protocol.server_error import MagnetarError
 from security.authentication import make_authenticator
 from security.authenticator import Authenticator
+from security.errors import CredentialsRefused, InvalidSecret
+from security.own_credentials import OwnCredentials, own_certificate
 from security.reloading import Reloader
 from storage.clock import Clock
 from storage.damage import DamageReport
@@ -111,6 +114,11 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
+        self.own_credentials = OwnCredentials(
+            settings.broker_client_token_file,
+            has_certificate=settings.broker_client_certificate_file is not None,
+        )
+        """How this broker shows itself to others."""
         self.authenticator: Authenticator | None = None
         """Finds out who a peer is; None: authentication is off."""
         self.authorizer: Authorizer | None = None
@@ -164,11 +172,7 @@ class Broker:
         After a failure `stop` releases what was opened.
         """
         settings, at_stop = self.settings, self._release_at_stop
-        if settings.authentication_providers:
-            self.authenticator = make_authenticator(settings)
-            at_stop("authentication", self.authenticator.close)
-            for files in self.authenticator.files:
-                self.reloader.add(files)
+        self._make_authenticator()
         stores = self._stores or await open_stores(settings, self.clock, self.random)
         self._stores = stores
         self._exit.callback(stores.release)
@@ -196,6 +200,8 @@ class Broker:
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self._sweep_orphans()
+        if self._joins_others:
+            await self._check_own_credentials()
         await self._join_others()
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
@@ -221,6 +227,38 @@ class Broker:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    def _make_authenticator(self) -> None:
+        """Load what the providers need.  Raises `ConfigurationError`."""
+        if not self.settings.authentication_providers:
+            return
+        self.authenticator = make_authenticator(self.settings)
+        self._release_at_stop("authentication", self.authenticator.close)
+        for files in self.authenticator.files:
+            self.reloader.add(files)
+
+    async def _check_own_credentials(self) -> None:
+        """Log this broker in as another one would; brokers may then name the clients they act for.
+
+        Raises `ConfigurationError` if other brokers would refuse it.
+        """
+        if self.authenticator is None:
+            return
+        settings, own = self.settings, self.own_credentials
+        try:
+            credentials = replace(own.read(), certificate=own_certificate(settings))
+            identity = await self.authenticator.authenticate(credentials, address="this broker")
+        except (CredentialsRefused, InvalidSecret) as error:
+            raise ConfigurationError(
+                f"Other brokers would refuse this one: {error}  Set broker_client_token_file to a "
+                "file with a token that they take, of a role in superuser_roles."
+            ) from error
+        if settings.authorization == "on" and identity.role not in settings.superuser_roles:
+            raise ConfigurationError(
+                f"The role of this broker, {identity.role}, is not in superuser_roles: add it, or "
+                "give the broker a token of one that is."
+            )
+        self.authenticator.trust_broker(identity.role)
 
     def _authorize(self) -> None:
         """Have every command checked against its access rule."""

@@ -6,8 +6,14 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+import structlog
+
 from config.bounds import TLS_HANDSHAKE_S
+from magnetar.protocol.pulsar_pb2 import AuthData
+from security.errors import InvalidSecret
 from security.own_credentials import OwnCredentials
+
+log = structlog.get_logger(__name__)
 
 
 class Reachable(Protocol):
@@ -102,3 +108,16 @@ class Dialer:
         if over_tls is not None and tls is not None and (tls.preferred or not plain):
             return over_tls, tls.current
         return plain, None
+
+
+def auth_data_of(credentials: OwnCredentials) -> AuthData:
+    """The credentials in the form of CONNECT and AUTH_RESPONSE.
+
+    Those that cannot be read are logged, and none are sent, which the other broker refuses.
+    """
+    try:
+        read = credentials.read()
+    except InvalidSecret as error:
+        log.error("own_credentials_unusable", error=str(error))
+        return AuthData()
+    return AuthData(auth_method_name=read.method, auth_data=read.data)

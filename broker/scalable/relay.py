@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar, cast
 import structlog
 
 from broker.placement import BrokerAddress, Placement
+from broker.placement.dialing import auth_data_of
 from broker.scalable.relay_exchange import (
     RELAY_CLIENT,
     Broken,

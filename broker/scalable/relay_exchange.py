@@ -2,9 +2,10 @@
 
 It has a connection of its own:
 
-    CONNECT with the relaying broker's own credentials -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
+    CONNECT -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
     SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscribe.
 
+CONNECT has the relaying broker's own credentials, which AUTH_CHALLENGE asks for again.
 The client's request goes to the leader, and the leader's answers to the client, unchanged.
 """
 
@@ -59,7 +60,8 @@ _AWAITED: Mapping[ExchangeState, frozenset[int]] = {
     ),
     ExchangeState.ENDED: frozenset(),
 }
-"""The commands that the leader may send in each state, beside PING and PONG."""
+"""The commands that the leader may send in each state, beside those of the connection."""
+_OF_THE_CONNECTION = (BaseCommand.PING, BaseCommand.PONG, BaseCommand.AUTH_CHALLENGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +186,8 @@ class RelayExchange:
         """Return the effect of a command of the leader, if any."""
         kind, state = command.type, self.state
         self._heard = True
-        if kind in (BaseCommand.PING, BaseCommand.PONG):
-            pong = BaseCommand(type=BaseCommand.PONG, pong=CommandPong())
-            return Say(pong) if kind == BaseCommand.PING else None
-        if kind == BaseCommand.AUTH_CHALLENGE:
-            response = CommandAuthResponse(response=self._prove())
-            return Say(BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response=response))
+        if kind in _OF_THE_CONNECTION:
+            return self._kept_up(kind)
         if kind not in _AWAITED[state] or not self._is_ours(command):
             return Broken(
                 f"{BaseCommand.Type.Name(kind)} came while {state.value} an ordered consumer: "
@@ -202,6 +200,15 @@ class RelayExchange:
         if state is ExchangeState.SERVING:
             return PassOn(command)
         return Left() if kind in (BaseCommand.SUCCESS, BaseCommand.ERROR) else None
+
+    def _kept_up(self, kind: int) -> Say | None:
+        """Return the answer to a command that is about the connection alone."""
+        if kind == BaseCommand.PING:
+            return Say(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+        if kind == BaseCommand.AUTH_CHALLENGE:
+            response = CommandAuthResponse(response=self._prove())
+            return Say(BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response=response))
+        return None
 
     def _is_ours(self, command: BaseCommand) -> bool:
         """Whether a command is for this consumer or its request, if it names one."""

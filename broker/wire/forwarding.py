@@ -8,12 +8,15 @@ import asyncio
 from typing import ClassVar, cast
 
 from broker.placement import BrokerAddress
+from broker.placement.dialing import auth_data_of
 from broker.wire.connection import Connection
 from broker.wire.protocol_violation import ProtocolViolation
 from config.bounds import CLOSE_FLUSH_S, FORWARD_CONNECT_TIMEOUT_S, FORWARD_HIGH_WATER
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnect
 from magnetar.protocol.server_error import PeerError, ServerError
+from security.identity import Method
+from security.own_credentials import OwnCredentials
 
 _FORWARDING = "forwarding"
 

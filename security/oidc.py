@@ -184,9 +184,9 @@ class OidcProvider:
                 keys = await fetch_keys(issuer, self._tls, require_https=self._rules.require_https)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             known.failed(self._monotonic_s())
-            # Of an error of the library: it names the host, and what is wrong with a certificate.
-            text = str(error) or type(error).__name__
-            log.warning("oidc_keys_not_fetched", issuer=issuer, reason=text)
+            # An error of the library names the host, and a certificate's fault; a timeout nothing.
+            reason = str(error) or f"no answer within {self._fetch_s:g} s"
+            log.warning("oidc_keys_not_fetched", issuer=issuer, reason=reason)
         else:
             known.fetched(keys, self._monotonic_s())
             log.info("oidc_keys_fetched", issuer=issuer, keys=len(keys))

@@ -12,9 +12,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from broker.cli.failure import fail
 from broker.cli.ledgers import register_ledgers
 from broker.cli.rest_client import refusal
 from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl
+from broker.cli.tokens import register_tokens
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
 from config.settings import Settings
@@ -24,12 +26,6 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
 ]
 HEALTH_TIMEOUT_S = 3
-
-
-def fail(message: object) -> typer.Exit:
-    """Print the message to standard error; raise the result to end with status 1."""
-    typer.echo(f"magnetar: {message}", err=True)
-    return typer.Exit(1)
 
 
 def _settings(config: Path | None, **overrides: object) -> Settings:
@@ -150,5 +146,6 @@ def register(app: typer.Typer) -> None:
     app.command("health")(health)
     app.command("backup")(backup)
     register_ledgers(app)
+    register_tokens(app)
     register_topics(app)
     register_transactions(app)

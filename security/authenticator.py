@@ -142,6 +142,13 @@ class Authenticator:
         methods = dict.fromkeys(provider.method for provider in self._providers)
         return tuple(_CHALLENGES[method] for method in methods if method in _CHALLENGES)
 
+    @property
+    def anonymous(self) -> Identity | None:
+        """The identity of peers that send no credentials; None if they are refused."""
+        if self._anonymous_role is None or not self.enabled:
+            return None
+        return Identity(self._anonymous_role, Method.NONE)
+
     async def close(self) -> None:
         """Close the providers."""
         for close in self._closers:
@@ -154,12 +161,15 @@ class Authenticator:
     async def authenticate(self, credentials: Credentials, *, address: str) -> Identity:
         """Return the identity that credentials prove; `address` is the peer's, without a port.
 
-        A refusal is counted, logged within bounds and held back.  Raises `CredentialsRefused`.
+        A refusal is counted, logged within bounds and held back, except that of a peer without
+        credentials, which guesses nothing: probes and scrapes are such.  Raises
+        `CredentialsRefused`.
         """
         try:
             return await self._prove(replace(credentials, address=address))
         except CredentialsRefused as error:
-            await self._hold_back(credentials.method, address, error)
+            if error.reason is not Refusal.AUTH_REQUIRED:
+                await self._hold_back(credentials.method, address, error)
             raise
 
     async def principal_of(
@@ -261,8 +271,7 @@ class Authenticator:
 
     def _anonymous(self, credentials: Credentials) -> Identity:
         without = credentials.method in ANONYMOUS_METHODS and not credentials.data
-        if without and self._anonymous_role is not None and self.enabled:
-            identity = Identity(self._anonymous_role, Method.NONE)
+        if without and (identity := self.anonymous) is not None:
             self.counters.succeeded(ANONYMOUS, identity, self._now_s())
             return identity
         refused = (

@@ -42,11 +42,15 @@ class BasicProvider:
         *,
         may_check: Callable[[str], bool],
         now_s: Callable[[], float],
+        most_waiting: int = BASIC_CHECKS_WAITING,
+        most_remembered: int = BASIC_REMEMBERED_LOGINS,
     ) -> None:
         self._may_check = may_check
         self._now_s = now_s
+        self._most_waiting = most_waiting
+        self._most_remembered = most_remembered
         # One value: another thread replaces both at once.
-        self._current = passwords, _RememberedLogins(now_s)
+        self._current = passwords, _RememberedLogins(now_s, most_remembered)
         self._turns = asyncio.Semaphore(BASIC_CHECKS_AT_ONCE)
         self._waiting = 0
         # A pool of its own: a check whose client has left goes on to its end, and holds its thread.
@@ -57,7 +61,7 @@ class BasicProvider:
 
         May be called in any thread.
         """
-        self._current = passwords, _RememberedLogins(self._now_s)
+        self._current = passwords, _RememberedLogins(self._now_s, self._most_remembered)
 
     async def authenticate(self, credentials: Credentials) -> Identity:
         """Return the identity of the user whose password this is.
@@ -68,7 +72,7 @@ class BasicProvider:
         _, remembered = self._current
         if (role := remembered.role_of(credentials.data)) is not None:
             return Identity(role, self.method)
-        if self._waiting >= BASIC_CHECKS_WAITING:
+        if self._waiting >= self._most_waiting:
             raise CredentialsRefused(Refusal.TIMED_OUT, "Too many passwords wait to be checked.")
         self._waiting += 1
         try:
@@ -114,13 +118,14 @@ def _split(data: bytes) -> tuple[str, bytes]:
 
 
 class _RememberedLogins:
-    """Valid logins of the last BASIC_REMEMBERED_S, the newest BASIC_REMEMBERED_LOGINS of them.
+    """Valid logins of the last BASIC_REMEMBERED_S, the newest ones up to a number.
 
     They are kept as keyed hashes; the key is random and never leaves the process.
     """
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], most: int) -> None:
         self._now_s = now_s
+        self._most = most
         self._key = os.urandom(32)
         self._roles: OrderedDict[bytes, tuple[Role, float]] = OrderedDict()
 
@@ -138,7 +143,7 @@ class _RememberedLogins:
         fingerprint = self._fingerprint(data)
         self._roles[fingerprint] = role, self._now_s() + BASIC_REMEMBERED_S
         self._roles.move_to_end(fingerprint)
-        if len(self._roles) > BASIC_REMEMBERED_LOGINS:
+        if len(self._roles) > self._most:
             self._roles.popitem(last=False)
 
     def _fingerprint(self, data: bytes) -> bytes:

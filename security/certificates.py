@@ -1,6 +1,6 @@
-"""The role of a client certificate, and the provider of the method `tls`.
+"""The role of a client certificate, and the provider of the method `tls`.  Pure.
 
-Pure.  TLS has verified the chain and the time of the certificate before it gets here.  The role is
+TLS has verified the chain and the time of the certificate before it gets here.  The role is
 either the common name (CN) of the subject, as in Pulsar, or the first of the names in the extension
 subjectAltName (SAN) that is a DNS name, a URI or an email address.
 

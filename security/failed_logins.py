@@ -1,6 +1,6 @@
-"""Failed logins by address: how long their answers are held back, and how many are checked.
+"""Failed logins by address: delays of their answers, and how many are checked.  Pure.
 
-Pure.  Each address has a bucket of FAILED_LOGIN_BURST tokens that fills by FAILED_LOGINS_PER_S.  A
+Each address has a bucket of FAILED_LOGIN_BURST tokens that fills by FAILED_LOGINS_PER_S.  A
 failed login takes one.  The emptier the bucket, the longer the answer is held back; while it is
 empty, passwords from the address are refused unchecked.  Tokens and certificates are checked all
 the same: they cannot be guessed, and a valid one behind the address of a broken client must work.
@@ -41,10 +41,13 @@ class FailedLogin:
 
 
 class FailedLogins:
-    """The failed logins of all addresses.  `now_s` is a monotonic clock in seconds."""
+    """The failed logins of `addresses` addresses.  `now_s` is a monotonic clock in seconds."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, now_s: Callable[[], float], *, addresses: int = FAILED_LOGIN_ADDRESSES
+    ) -> None:
         self._now_s = now_s
+        self._most_addresses = addresses
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self.count = 0
         """Logins that failed since the start."""
@@ -70,7 +73,7 @@ class FailedLogins:
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(self._now_s)
-            if len(self._buckets) > FAILED_LOGIN_ADDRESSES:
+            if len(self._buckets) > self._most_addresses:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(key)
         self.count += 1

@@ -74,8 +74,10 @@ class OidcProvider:
         *,
         now_s: Callable[[], float],
         monotonic_s: Callable[[], float],
+        fetch_s: float = OIDC_FETCH_S,
     ) -> None:
         self._rules = rules
+        self._fetch_s = fetch_s
         self._tls = tls
         self._now_s = now_s
         self._monotonic_s = monotonic_s
@@ -178,12 +180,13 @@ class OidcProvider:
     async def _fetch_once(self, issuer: str) -> None:
         known = self._issuers[issuer]
         try:
-            keys = await fetch_keys(issuer, self._tls, require_https=self._rules.require_https)
+            async with asyncio.timeout(self._fetch_s):
+                keys = await fetch_keys(issuer, self._tls, require_https=self._rules.require_https)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             known.failed(self._monotonic_s())
-            # Of an error of the library: it names the host, and what is wrong with a certificate.
-            text = str(error) or type(error).__name__
-            log.warning("oidc_keys_not_fetched", issuer=issuer, reason=text)
+            # An error of the library names the host, and a certificate's fault; a timeout nothing.
+            reason = str(error) or f"no answer within {self._fetch_s:g} s"
+            log.warning("oidc_keys_not_fetched", issuer=issuer, reason=reason)
         else:
             known.fetched(keys, self._monotonic_s())
             log.info("oidc_keys_fetched", issuer=issuer, keys=len(keys))
@@ -194,19 +197,16 @@ async def fetch_keys(
 ) -> tuple[VerificationKey, ...]:
     """Fetch the discovery document and the keys of an issuer.
 
-    Raises `InvalidIssuer`, TimeoutError after OIDC_FETCH_S, and errors of aiohttp and of sockets.
+    The caller bounds the time.  Raises `InvalidIssuer`, and errors of aiohttp and of sockets.
     """
     # A session for each fetch: they are hours apart, and no connection waits meanwhile.
-    async with (
-        asyncio.timeout(OIDC_FETCH_S),
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=1),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=OIDC_FETCH_S, sock_connect=OIDC_CONNECT_S),
-            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-            auto_decompress=False,
-        ) as session,
-    ):
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls, limit=1),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(sock_connect=OIDC_CONNECT_S),
+        headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+        auto_decompress=False,
+    ) as session:
         document = await _get(session, discovery_url(issuer), OIDC_DISCOVERY_BYTES)
         url = keys_url(document, issuer, require_https=require_https)
         return parse_keys(await _get(session, url, OIDC_KEYS_BYTES))

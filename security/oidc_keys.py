@@ -1,6 +1,6 @@
-"""The keys of issuers of tokens by OpenID Connect: their documents, and for how long keys are used.
+"""Keys of issuers of tokens by OpenID Connect: the documents, and how long keys are used.  Pure.
 
-Pure; the time is given.  The discovery document of an issuer (OpenID Connect Discovery 1.0) names
+The time is given.  The discovery document of an issuer (OpenID Connect Discovery 1.0) names
 the URL of its keys, a JSON Web Key Set (RFC 7517).  Rules:
 
 O1. Nothing is fetched but for an issuer of the settings, and of its document and key set.

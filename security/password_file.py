@@ -1,6 +1,6 @@
-"""Password files: lines `user:hash`, as Apache's `htpasswd` writes them.
+"""Password files: lines `user:hash`, as Apache's `htpasswd` writes them.  Pure.
 
-Pure.  Hashes are bcrypt (`$2a$`, `$2b$`, `$2y$`) or `$apr1$`, which is Apache's MD5; all others are
+Hashes are bcrypt (`$2a$`, `$2b$`, `$2y$`) or `$apr1$`, which is Apache's MD5; all others are
 refused when the file is read, because they are weak or, as with DES, regard eight characters alone.
 
 The time that a check takes does not tell whether a user exists: a password for an unknown user is

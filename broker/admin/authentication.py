@@ -38,10 +38,8 @@ async def authenticate(
         return await handler(request)
     try:
         principal = await _principal(request, authenticator)
-    except CredentialsRefused as error:
-        if error.reason is not Refusal.AUTH_REQUIRED:
-            return challenge(authenticator, _REFUSED)
-        principal = None
+    except CredentialsRefused:
+        return challenge(authenticator, _REFUSED)
     if principal is not None:
         request[PRINCIPAL] = principal
     try:
@@ -67,7 +65,8 @@ async def _principal(request: web.Request, authenticator: Authenticator) -> Prin
             raise CredentialsRefused(
                 Refusal.INVALID_ROLES, "An original principal came without credentials."
             )
-        credentials = Credentials(Method.NONE)
+        own = authenticator.anonymous
+        return None if own is None else Principal(own)
     identity = await authenticator.authenticate(credentials, address=address)
     client = None if original is None else OriginalClient(original)
     return await authenticator.principal_of(identity, client, address=address)

@@ -22,7 +22,7 @@ def add_channel(app: web.Application, broker: Broker, stop_timeout_s: float) -> 
     async def stop(_: web.Application) -> None:
         await server.stop(stop_timeout_s)
 
-    async def serve(request: web.Request) -> web.WebSocketResponse:
+    async def serve(request: web.Request) -> web.StreamResponse:
         principal = request.get(PRINCIPAL)
         expires_at_s = None if principal is None else principal.expires_at_s
         left_s = None if expires_at_s is None else expires_at_s - broker.clock.now_ms() / 1000

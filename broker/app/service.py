@@ -230,9 +230,10 @@ class Broker:
 
     def _make_authenticator(self) -> None:
         """Load what the providers need.  Raises `ConfigurationError`."""
-        if not self.settings.authentication_providers:
+        authenticator = make_authenticator(self.settings)
+        if not authenticator.enabled:
             return
-        self.authenticator = make_authenticator(self.settings)
+        self.authenticator = authenticator
         self._release_at_stop("authentication", self.authenticator.close)
         for files in self.authenticator.files:
             self.reloader.add(files)

@@ -149,7 +149,8 @@ async def test_a_method_without_a_provider_is_refused(method: str) -> None:
 @pytest.mark.parametrize("method", ["none", ""])
 async def test_the_anonymous_role_is_for_peers_without_credentials(method: str) -> None:
     made = make(tokens(), anonymous_role="guest")
-    assert await made.login(method) == Identity(Role("guest"), Method.NONE)
+    assert await made.login(method) == made.authenticator.anonymous
+    assert made.authenticator.anonymous == Identity(Role("guest"), Method.NONE)
     assert made.authenticator.counters.successes == {(ANONYMOUS, Method.NONE): 1}
 
 
@@ -172,7 +173,22 @@ async def test_credentials_that_are_refused_do_not_get_the_anonymous_role(
 
 
 async def test_no_credentials_are_refused_without_an_anonymous_role() -> None:
-    assert (await make(tokens()).refusal_of("none")).reason is Refusal.AUTH_REQUIRED
+    made = make(tokens())
+    assert made.authenticator.anonymous is None
+    assert (await made.refusal_of("none")).reason is Refusal.AUTH_REQUIRED
+
+
+async def test_a_peer_without_credentials_is_refused_at_once_and_does_not_count() -> None:
+    """Probes and scrapes of open paths must not stop the passwords of their address."""
+    made = make(tokens())
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(100):
+            assert (await made.refusal_of("none")).reason is Refusal.AUTH_REQUIRED
+    authenticator = made.authenticator
+    assert not lines
+    assert not made.delays_s
+    assert authenticator.failed_logins.count == 0
+    assert authenticator.counters.failures[ANONYMOUS, Method.NONE, Refusal.AUTH_REQUIRED] == 100
 
 
 async def test_nobody_gets_in_while_authentication_is_off() -> None:

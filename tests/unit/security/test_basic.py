@@ -15,7 +15,6 @@ from security.errors import CredentialsRefused, Refusal
 from security.identity import Identity, Method, Role
 from security.password_file import PasswordFile, parse_password_file
 from security.providers import Credentials
-from tests.support.bounds import set_bound
 
 BLOCKED = "192.0.2.1"
 """Passwords of this address may not be checked."""
@@ -141,15 +140,14 @@ async def test_few_passwords_are_checked_at_once(provider: BasicProvider, file: 
     assert file.most == BASIC_CHECKS_AT_ONCE
 
 
-async def test_a_login_above_the_bound_of_those_that_wait_is_refused(
-    provider: BasicProvider, file: SlowFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_bound(monkeypatch, "BASIC_CHECKS_WAITING", 2)
+async def test_a_login_above_the_bound_of_those_that_wait_is_refused(file: SlowFile) -> None:
+    provider = BasicProvider(file, may_check=lambda _: True, now_s=Monotonic(), most_waiting=2)
     logins = [asyncio.create_task(refusal_of(provider, b"alice:%d" % each)) for each in range(2)]
     await asyncio.sleep(0)
     assert await refusal_of(provider, b"alice:3") is Refusal.TIMED_OUT
     file.go_on.set()
     assert await asyncio.gather(*logins) == [Refusal.INVALID_TOKEN] * 2
+    await provider.close()
 
 
 async def test_logins_of_one_user_at_the_same_time_cost_few_checks(
@@ -195,17 +193,19 @@ async def test_a_check_of_the_file_before_is_not_remembered_for_the_new_one(
     assert await refusal_of(provider, b"alice:hello") is Refusal.INVALID_AUTH_DATA
 
 
-async def test_the_oldest_login_is_forgotten_first(
-    provider: BasicProvider, file: SlowFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_bound(monkeypatch, "BASIC_REMEMBERED_LOGINS", 1)
+async def test_the_oldest_login_is_forgotten_first() -> None:
     users = parse_password_file(f"alice:{HASH}\nbob:{HASH}".encode(), "users.htpasswd")
-    file.go_on.set()
-    provider.use(users)
+    provider = BasicProvider(
+        users,
+        may_check=lambda address: address != BLOCKED,
+        now_s=Monotonic(),
+        most_remembered=1,
+    )
     for user in ("alice", "bob"):
         await provider.authenticate(basic(f"{user}:hello"))
     may_not = [user for user in ("alice", "bob") if not await remembered(provider, user)]
     assert may_not == ["alice"]
+    await provider.close()
 
 
 async def remembered(provider: BasicProvider, user: str) -> bool:

@@ -1,7 +1,10 @@
 """The role of a client certificate: exactly one common name, or the first alternative name."""
 
+import asyncio
 import ipaddress
+import ssl
 import time
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -82,6 +85,31 @@ def test_a_certificate_without_an_alternative_name_is_refused() -> None:
 def test_an_alternative_name_for_many_hosts_is_refused() -> None:
     data = certificate(subject("orders"), [x509.DNSName("*.example")])
     assert refusal_of(data, "san") is Refusal.INVALID_ROLE
+
+
+async def test_the_certificate_of_a_tls_connection_proves_its_role(tmp_path: Path) -> None:
+    (tmp_path / "client").mkdir()
+    ours = AUTHORITY.write(tmp_path, subject("broker"), "localhost")
+    theirs = AUTHORITY.write(tmp_path / "client", subject("orders"), "orders.example")
+    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ours[2])
+    server_tls.load_cert_chain(ours[0], ours[1])
+    server_tls.verify_mode = ssl.CERT_REQUIRED
+    client_tls = ssl.create_default_context(cafile=ours[2])
+    client_tls.load_cert_chain(theirs[0], theirs[1])
+    shown: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        shown.set_result(writer.get_extra_info("ssl_object").getpeercert(True))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "localhost", 0, ssl=server_tls)
+    port = server.sockets[0].getsockname()[1]
+    _, writer = await asyncio.open_connection("localhost", port, ssl=client_tls)
+    credentials = Credentials("tls", certificate=await shown)
+    assert (await TlsProvider("cn", now_s=time.time).authenticate(credentials)).role == "orders"
+    assert "orders" not in repr(credentials)
+    writer.close()
+    server.close()
 
 
 WHOLE = certificate(subject("orders"), NAMES)

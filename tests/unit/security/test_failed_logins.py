@@ -11,7 +11,6 @@ from config.bounds import (
     FAILED_LOGINS_PER_S,
 )
 from security.failed_logins import FailedLogins, address_key
-from tests.support.bounds import set_bound
 
 
 class Monotonic:
@@ -86,11 +85,8 @@ def test_any_text_has_a_short_key(address: str) -> None:
     assert len(address_key(address)) <= 64
 
 
-def test_the_address_with_the_oldest_failure_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    set_bound(monkeypatch, "FAILED_LOGIN_ADDRESSES", 2)
-    failed = FailedLogins(Monotonic())
+def test_the_address_with_the_oldest_failure_is_forgotten() -> None:
+    failed = FailedLogins(Monotonic(), addresses=2)
     for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.3"):
         failed.failed(address)
     assert len(failed) == 2

@@ -15,12 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.bounds import OIDC_FETCH_RETRY_S, OIDC_KEYS_BYTES
+from config.bounds import OIDC_FETCH_RETRY_S, OIDC_FETCH_S, OIDC_KEYS_BYTES
 from security.errors import CredentialsRefused, Refusal
 from security.identity import Identity, Method, Role
 from security.oidc import OidcProvider, OidcRules
 from security.providers import Credentials
-from tests.support.bounds import set_bound
 from tests.unit.security.authority import Authority
 from tests.unit.security.issuer import AUDIENCE, NOW_S, Issuer, serving
 
@@ -47,6 +46,7 @@ def provider_of(
     require_https: bool = False,
     role_claim: str = "sub",
     clock_skew_s: float = 0.0,
+    fetch_s: float = OIDC_FETCH_S,
 ) -> OidcProvider:
     clocks = clocks or Clocks()
     rules = OidcRules(
@@ -63,6 +63,7 @@ def provider_of(
         tls or SYSTEM_TLS,
         now_s=clocks.now_s,
         monotonic_s=clocks.monotonic_s,
+        fetch_s=fetch_s,
     )
 
 
@@ -302,12 +303,11 @@ async def test_a_packed_answer_is_refused(provider: OidcProvider, issuer: Issuer
     assert await unavailable(provider, issuer)
 
 
-async def test_a_slow_answer_is_given_up(
-    provider: OidcProvider, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_bound(monkeypatch, "OIDC_FETCH_S", 0.2)
+async def test_a_slow_answer_is_given_up(issuer: Issuer) -> None:
+    provider = provider_of(issuer.url, fetch_s=0.2)
     issuer.go_on.clear()
     assert await unavailable(provider, issuer)
+    await provider.close()
 
 
 async def test_an_issuer_that_is_not_there_is_given_up(

@@ -86,7 +86,7 @@ def test_broker_names_each_port_that_is_in_use(
 
 def test_broker_asks_for_another_bind_host_once(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*STANDALONE, "--bind-host", "192.0.2.1", "--data-dir", str(tmp_path)],
+        [*STANDALONE, "--insecure", "--bind-host", "192.0.2.1", "--data-dir", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -3,7 +3,7 @@
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -57,27 +57,42 @@ async def fill(broker: Broker, topic: str) -> None:
     await client.close()
 
 
+Prepare = Callable[[str], Awaitable[Files]]
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two data directories with the same messages: of a clean end, and of a crash."""
+    """Two data directories with the same messages, once made: of a clean end, and of a crash."""
     return {}
 
 
-async def made(directories: dict[str, Path], factory: pytest.TempPathFactory) -> None:
-    if directories:
-        return
-    path = factory.mktemp("damage") / "data"
-    async with running(path) as broker:
+@pytest.fixture
+def prepare(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> Prepare:
+    """Returns a function that copies the data directory of a "clean" end or of a "crash"."""
+
+    async def copy(end: str) -> Files:
+        if not directories:
+            directories.update(await make_directories(tmp_path_factory.mktemp("damage")))
+        shutil.copytree(directories[end], tmp_path / "data")
+        return files_of(tmp_path / "data")
+
+    return copy
+
+
+async def make_directories(parent: Path) -> dict[str, Path]:
+    clean, crash = parent / "data", parent / "crash"
+    async with running(clean) as broker:
         await fill(broker, OLD)
         for number in range(EXTRAS):
             name = parse_topic_name(f"persistent://public/default/extra-{number}")
             await broker.topics.get(name, create=True)
-    async with running(path) as broker:
+    async with running(clean) as broker:
         await fill(broker, NEW)
-        directories["crash"] = path.with_name("crash")
         # What the kernel has is what a killed process leaves.
-        shutil.copytree(path, directories["crash"])
-    directories["clean"] = path
+        shutil.copytree(clean, crash)
+    return {"clean": clean, "crash": crash}
 
 
 def files_of(data: Path) -> Files:
@@ -222,24 +237,13 @@ def logged() -> Iterator[list[str]]:
     found += [str(each["reason"]) for each in logs if each["event"] == "data_damaged"]
 
 
-async def prepared(
-    directories: dict[str, Path], factory: pytest.TempPathFactory, end: str, tmp_path: Path
-) -> Files:
-    await made(directories, factory)
-    data = tmp_path / "data"
-    shutil.copytree(directories[end], data)
-    return files_of(data)
-
-
 @pytest.mark.parametrize(("case", "end"), ALL)
 async def test_damage_is_reported_and_everything_else_is_served(
     case: Case,
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     before = {path.name for path in (files.data / "ledgers").iterdir()}
     case.damage(files)
     left = before & {path.name for path in (files.data / "ledgers").iterdir()}
@@ -268,11 +272,9 @@ async def test_damage_is_reported_and_everything_else_is_served(
 @pytest.mark.parametrize("end", BOTH)
 async def test_without_damage_nothing_is_reported(
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     async with running(files.data) as broker:
         for topic in (OLD, NEW):
             wanted = [payload(topic, index) for index in range(MESSAGES)]
@@ -290,11 +292,9 @@ def lose_half_of_old(files: Files) -> None:
 @pytest.mark.parametrize("end", BOTH)
 async def test_what_is_left_is_served_on_demand(
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     lose_half_of_old(files)
     flip(files.old_log, 5000)
     for _ in range(2):
@@ -310,10 +310,8 @@ async def test_what_is_left_is_served_on_demand(
             assert topic.subscriptions["s"].backlog == len(found), "lost ones are in no backlog"
 
 
-async def test_a_start_is_refused_on_demand_and_deletes_nothing(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+async def test_a_start_is_refused_on_demand_and_deletes_nothing(prepare: Prepare) -> None:
+    files = await prepare("clean")
     files.old_log.unlink()
     before = sorted((files.data / "ledgers").iterdir())
     for _ in range(2):
@@ -323,10 +321,8 @@ async def test_a_start_is_refused_on_demand_and_deletes_nothing(
     assert sorted((files.data / "ledgers").iterdir()) == before
 
 
-async def test_damage_stays_reported_until_the_topic_is_deleted(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+async def test_damage_stays_reported_until_the_topic_is_deleted(prepare: Prepare) -> None:
+    files = await prepare("clean")
     files.old_log.unlink()
     for _ in range(2):
         async with running(files.data) as broker:
@@ -341,10 +337,8 @@ async def test_damage_stays_reported_until_the_topic_is_deleted(
         assert await received(broker, OLD) == []
 
 
-async def test_a_flip_that_was_found_is_known_to_the_next_start(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+async def test_a_flip_that_was_found_is_known_to_the_next_start(prepare: Prepare) -> None:
+    files = await prepare("clean")
     flip(files.old_log, 20_000)
     async with running(files.data) as broker:
         await until(lambda: broker.damage.entries_missing == 1)
@@ -354,11 +348,9 @@ async def test_a_flip_that_was_found_is_known_to_the_next_start(
         assert isinstance(await received(broker, OLD), BrokerError)
 
 
-async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
+async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(prepare: Prepare) -> None:
     """Version 1: every row is wrong, and readers have taken places from it already."""
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
     data = files.old_index.read_bytes()
     header = decode_index_header(data)
     old = struct.pack(
@@ -374,13 +366,11 @@ async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(
 
 
 async def test_a_large_metadata_file_is_checked_in_the_background(
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_bound(monkeypatch, "METADATA_CHECK_BYTES", 0)
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
     files.metadata.with_name("metadata.db.sums").unlink()
     zero_page(files)
     async with running(files.data) as broker:
@@ -389,10 +379,8 @@ async def test_a_large_metadata_file_is_checked_in_the_background(
 
 
 @pytest.mark.parametrize("cut", [20, 10_000])
-async def test_a_lost_end_is_said_at_each_start(
-    cut: int, directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "crash", tmp_path)
+async def test_a_lost_end_is_said_at_each_start(cut: int, prepare: Prepare) -> None:
+    files = await prepare("crash")
     truncate(files.new_log, -cut)
     for _ in range(3):
         async with running(files.data) as broker:
@@ -402,10 +390,10 @@ async def test_a_lost_end_is_said_at_each_start(
 
 
 async def test_damage_beside_living_ledgers_is_over_when_its_topic_is_deleted(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    prepare: Prepare,
 ) -> None:
     other = "persistent://public/default/beside"
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
     async with running(files.data) as broker:
         await fill(broker, "persistent://public/default/gone")
         await fill(broker, other)
@@ -419,10 +407,8 @@ async def test_damage_beside_living_ledgers_is_over_when_its_topic_is_deleted(
         assert await received(broker, other) == [payload(other, n) for n in range(MESSAGES)]
 
 
-async def test_lost_commits_stay_reported(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "crash", tmp_path)
+async def test_lost_commits_stay_reported(prepare: Prepare) -> None:
+    files = await prepare("crash")
     files.wal.unlink()
     for _ in range(2):
         async with running(files.data) as broker:
@@ -430,10 +416,8 @@ async def test_lost_commits_stay_reported(
             assert broker.damage.has_loss
 
 
-async def test_a_removed_metadata_file_is_no_new_start(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+async def test_a_removed_metadata_file_is_no_new_start(prepare: Prepare) -> None:
+    files = await prepare("clean")
     files.metadata.unlink()
     for _ in range(2):
         with pytest.raises(LedgerError, match="restore the metadata"):
@@ -444,11 +428,9 @@ async def test_a_removed_metadata_file_is_no_new_start(
 @pytest.mark.parametrize("end", BOTH)
 async def test_all_ledgers_removed(
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     shutil.rmtree(files.data / "ledgers")
     async with running(files.data) as broker:
         assert isinstance(await received(broker, OLD), BrokerError)

@@ -289,6 +289,8 @@ LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
 LEDGER_VERIFY_BYTES_PER_S = 32 * 1024 * 1024
 """Bytes each second that are verified in the background after a start."""
 LEDGER_VERIFY_STEP_BYTES = 256 * 1024
+LEDGER_VERIFY_LOG_S = 10
+"""Time between two log lines of a start that verifies everything before it serves."""
 LEDGER_COMPACT_SOURCES = 64
 """Most files that one compaction merges."""
 

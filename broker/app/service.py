@@ -169,6 +169,7 @@ class Broker:
         at_stop("transactions", self.transactions.stop)
         await self.transactions.start()
         self.topics = TopicRegistry(self)
+        self.damage.on_loss(self.topics.entries_lost)
         at_stop("topics", self.topics.close)
         self.scalable = ScalableTopics(self)
         at_stop("scalable", self.scalable.close)

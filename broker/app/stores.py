@@ -64,6 +64,9 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         opened.push_async_callback(metadata.close)
         if isinstance(metadata, SqliteMetadataStore):
             await _report_metadata_damage(metadata, damage)
+        check_later = partial(_check_later, metadata, damage)
+        if damage.policy is DamagePolicy.REFUSE_START:
+            await check_later()
         ledgers = LocalLedgerStore(
             RealDisk(directory.ledgers_path),
             metadata,
@@ -82,7 +85,7 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         ledgers,
         directory.close,
         damage=damage,
-        check_later=partial(_check_later, metadata, damage),
+        check_later=None if damage.policy is DamagePolicy.REFUSE_START else check_later,
     )
 
 

@@ -41,6 +41,7 @@ from magnetar.protocol.names import (
 )
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
+from storage.ledger.store import LedgersDamaged
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.records import ledger_key
 from storage.managed_ledger.types import Retention
@@ -365,6 +366,8 @@ class TopicRegistry:
                 give_up=self.give_up,
                 buffer_class=self.buffer_class,
             )
+            # Checked again: a loss may have been found since the ledger was opened.
+            ledger.require_whole()
             on_failure.pop_all()
         return topic
 
@@ -478,6 +481,16 @@ class TopicRegistry:
         Its ledger failed, or its ownership was lost.
         """
         self._work.start(self._give_up(topic))
+
+    def entries_lost(self, ledger_path: str) -> None:
+        """Close the topic of that ledger path if it is refused now that entries of it were lost."""
+        for topic in self._topics.values():
+            if topic.name.ledger_path == ledger_path:
+                try:
+                    topic.ledger.require_whole()
+                except LedgersDamaged as error:
+                    log.error("topic_refused", topic=str(topic.name), reason=str(error))
+                    self.give_up(topic)
 
     async def _give_up(self, topic: Topic) -> None:
         key = str(topic.name)

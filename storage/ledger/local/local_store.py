@@ -4,6 +4,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -12,8 +13,9 @@ import structlog
 from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
-from storage.damage import DamageKind, DamageReport, EntryRange
+from storage.damage import DamageKind, DamagePolicy, DamageReport, EntryRange
 from storage.durable_mark import DurableMark
+from storage.ledger.local.codec import LogFormatError
 from storage.ledger.local.disk import Disk, ledger_error
 from storage.ledger.local.inspection import Inspection, inspect
 from storage.ledger.local.ledger_records import (
@@ -52,14 +54,17 @@ from storage.metadata.store import MetadataError, MetadataStore, VersionConflict
 
 _log = structlog.get_logger(__name__)
 
-HEALTH_CHECK = "health"
+HEALTH_CHECK = b"health"
 """Component of the ledgers of health checks, in which nobody reads."""
 
 
+def _is_read(record: LedgerRecord) -> bool:
+    """Whether anybody may want the entries of the ledger: false for those of health checks."""
+    return record.custom.get("component") != HEALTH_CHECK
+
+
 def _stream_of(record: LedgerRecord) -> str:
-    """The ledger path of the topic that made the ledger; `HEALTH_CHECK` of one that none made."""
-    if record.custom.get("component") == HEALTH_CHECK.encode():
-        return HEALTH_CHECK
+    """The ledger path of the topic that made the ledger."""
     stream = record.custom.get("pulsar/managed-ledger", b"")
     return sys.intern(stream.decode(errors="replace"))
 
@@ -121,14 +126,15 @@ class LocalLedgerStore(LedgerStore):
         """
         listed = await self._listing.load()
         try:
-            records = await self._records.all()
+            stored = await self._records.all()
         except MetadataError as error:
             # Nothing is compared then, and nothing may be deleted.
-            records = {}
+            stored = {}
             self.damage.note(
                 DamageKind.METADATA, f"The records of ledgers cannot all be read: {error}"
             )
         try:
+            records = {ledger_id: each for ledger_id, each in stored.items() if _is_read(each)}
             durable = (0, 0) if self._mark is None else self._mark.values
             found = await self._disk.maintain(partial(recover, self._disk, listed, durable))
             last_id = await self._records.last_id()
@@ -138,9 +144,10 @@ class LocalLedgerStore(LedgerStore):
             raise ledger_error(error, "Recovering the ledger log") from error
         self._streams = {each: _stream_of(record) for each, record in records.items()}
         self._report(inspection)
+        self._files.load(found.sealed, found.memory, found.next_number, found.max_ledger)
+        verified = await self._verify_before_start(frozenset(records))
         self.damage.summarize()
         self.damage.require_start()
-        self._files.load(found.sealed, found.memory, found.next_number, found.max_ledger)
         for file in found.memory:
             self._writer.follow(file)
             self._sealer.add(file)
@@ -149,7 +156,21 @@ class LocalLedgerStore(LedgerStore):
         self._listing_changed.set()
         self._lister = asyncio.get_running_loop().create_task(self._keep_listing())
         self._reclaim.start([] if self.damage.has_loss else found.superfluous)
-        self._verifier.start(frozenset(records))
+        if not verified:
+            self._verifier.start(frozenset(records))
+
+    async def _verify_before_start(self, living: AbstractSet[int]) -> bool:
+        """Read everything through if the operator wants no start without what was lost."""
+        # A loss that is known already is enough to refuse the start.
+        if self.damage.policy is not DamagePolicy.REFUSE_START or self.damage.has_loss:
+            return False
+        try:
+            await self._verifier.run(living)
+        except OSError as error:
+            raise ledger_error(error, "Verifying the ledger log") from error
+        except LogFormatError as error:
+            raise LedgerError(f"An index changed while the log was verified ({error}).") from error
+        return True
 
     def _durable(self, number: int, end: int) -> None:
         """Note how far the newest log file is durable."""
@@ -177,16 +198,13 @@ class LocalLedgerStore(LedgerStore):
             self.damage.note(finding.kind, finding.sentence, lost=finding.lost)
         for ledger_id, loss in sorted(inspection.losses.items()):
             stream = self._streams.get(ledger_id, "")
-            if stream != HEALTH_CHECK:
-                self.damage.note_ledger(
-                    ledger_id, stream, loss.missing, end_unknown=loss.end_unknown
-                )
+            self.damage.note_ledger(ledger_id, stream, loss.missing, end_unknown=loss.end_unknown)
 
     def _entry_lost(self, ledger_id: int, entry_id: int) -> None:
         """Note an entry that does not verify."""
         stream = self._streams.get(ledger_id)
         if stream is None:
-            return  # The ledger was deleted meanwhile.
+            return  # The ledger was deleted meanwhile, or nobody reads it.
         self.damage.note_ledger(ledger_id, stream, [(entry_id, entry_id)])
 
     async def _list_files(self) -> None:
@@ -225,7 +243,8 @@ class LocalLedgerStore(LedgerStore):
             except VersionConflict:
                 continue
             break
-        self._streams[ledger_id] = _stream_of(record)
+        if _is_read(record):
+            self._streams[ledger_id] = _stream_of(record)
         cell = self._cell(ledger_id)
         ledger = LocalWritableLedger(cell, self._source, self._writer, stored, self._close_ledger)
         self._writers[ledger_id] = ledger

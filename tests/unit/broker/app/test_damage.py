@@ -4,7 +4,8 @@ import random
 import shutil
 import struct
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,9 @@ from magnetar.protocol.names import parse_topic_name
 from storage.damage import DamagedData, DamageKind
 from storage.ledger.local.codec import crc32c
 from storage.ledger.local.index import FLAG_DAMAGED, INDEX_HEAD_BYTES, decode_index_header
+from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.store import LedgerError
+from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
@@ -104,11 +107,12 @@ def files_of(data: Path) -> Files:
 
 def flip(path: Path, at: int) -> None:
     """Change four bytes; `at` may count from the end."""
-    data = bytearray(path.read_bytes())
-    at %= len(data)
-    for place in range(at, at + 4):
-        data[place] ^= 0x5A
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        at %= path.stat().st_size
+        file.seek(at)
+        data = file.read(4)
+        file.seek(at)
+        file.write(bytes(byte ^ 0x5A for byte in data))
 
 
 def truncate(path: Path, size: int) -> None:
@@ -158,7 +162,7 @@ def halve_wal(files: Files) -> None:
 class Case(NamedTuple):
     """A damage; `kind` of the metric; `lost` are topics that may lack messages or be refused.
 
-    `refused` are refused at once: what is found later, or cannot be ascribed to a topic, is not.
+    `refused`: they are, once it is found.  Lost changes of metadata are of no known topic.
     """
 
     name: str
@@ -172,7 +176,7 @@ class Case(NamedTuple):
 BOTH = ("clean", "crash")
 LEDGER, INDEX, METADATA = DamageKind.LEDGER, DamageKind.INDEX, DamageKind.METADATA
 CASES = (
-    Case("log-flip", BOTH, LEDGER, lambda f: flip(f.old_log, 20_000), (OLD,), False),
+    Case("log-flip", BOTH, LEDGER, lambda f: flip(f.old_log, 20_000), (OLD,)),
     Case("log-cut", BOTH, LEDGER, lambda f: truncate(f.old_log, 20_000), (OLD,)),
     Case("log-removed", BOTH, LEDGER, lambda f: f.old_log.unlink(), (OLD,)),
     Case(
@@ -186,7 +190,7 @@ CASES = (
     Case("index-head-flip", BOTH, INDEX, lambda f: flip(f.old_index, 30)),
     Case("index-cut", BOTH, INDEX, lambda f: truncate(f.old_index, 1000)),
     Case("index-removed", BOTH, INDEX, lambda f: f.old_index.unlink()),
-    Case("log-end-flip", BOTH, LEDGER, lambda f: flip(f.new_log, -20), (NEW,), False),
+    Case("log-end-flip", BOTH, LEDGER, lambda f: flip(f.new_log, -20), (NEW,)),
     Case("log-end-cut", BOTH, LEDGER, lambda f: truncate(f.new_log, -20), (NEW,)),
     Case("log-end-groups-cut", BOTH, LEDGER, lambda f: truncate(f.new_log, -10_000), (NEW,)),
     Case("log-newest-removed", BOTH, LEDGER, lambda f: f.new_log.unlink(), (NEW,)),
@@ -310,6 +314,35 @@ async def test_what_is_left_is_served_on_demand(
             assert topic.subscriptions["s"].backlog == len(found), "lost ones are in no backlog"
 
 
+@pytest.mark.parametrize(("case", "end"), ALL)
+async def test_a_start_is_refused_on_demand_for_each_loss(
+    case: Case, end: str, prepare: Prepare
+) -> None:
+    files = await prepare(end)
+    case.damage(files)
+    lost = case.kind is not INDEX
+    for _ in range(2):
+        with pytest.raises(DamagedData, match="Nothing was deleted") if lost else nullcontext():
+            async with running(files.data, damaged_data="refuse_start"):
+                pass
+
+
+@pytest.mark.parametrize(("case", "end"), ALL)
+async def test_what_is_left_after_each_loss_is_served_on_demand(
+    case: Case, end: str, prepare: Prepare
+) -> None:
+    files = await prepare(end)
+    case.damage(files)
+    async with running(files.data, damaged_data="serve_what_is_left") as broker:
+        await until(lambda: broker.damage.counts.get(case.kind, 0) > 0)
+        for topic in (OLD, NEW):
+            wanted = [payload(topic, index) for index in range(MESSAGES)]
+            found = await received(broker, topic)
+            assert isinstance(found, list)
+            assert found == [each for each in wanted if each in set(found)]
+            assert found == wanted or topic in case.lost
+
+
 async def test_a_start_is_refused_on_demand_and_deletes_nothing(prepare: Prepare) -> None:
     files = await prepare("clean")
     files.old_log.unlink()
@@ -319,6 +352,87 @@ async def test_a_start_is_refused_on_demand_and_deletes_nothing(prepare: Prepare
             async with running(files.data, damaged_data="refuse_start"):
                 pass
     assert sorted((files.data / "ledgers").iterdir()) == before
+
+
+async def test_loaded_topic_is_refused_as_soon_as_a_reader_finds_a_loss(prepare: Prepare) -> None:
+    files = await prepare("clean")
+    async with running(files.data, entry_cache_bytes=0) as broker:
+        other = await broker.topics.get(parse_topic_name(NEW), create=False)
+        await broker.topics.get(parse_topic_name(OLD), create=False)
+        flip(files.old_log, 20_000)
+        await received(broker, OLD)
+        await until(lambda: OLD not in broker.topics.loaded())
+        refusal = await received(broker, OLD)
+        assert isinstance(refusal, BrokerError)
+        assert "old has lost 1 entries (99)" in str(refusal)
+        assert broker.topics.loaded()[NEW] is other, "it is whole"
+
+
+async def test_loaded_topic_is_refused_as_soon_as_verification_finds_a_loss(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = await prepare("clean")
+    flip(files.old_log, 20_000)
+    # The newest file is verified first, so that the topic is loaded when the flip is found.
+    slow = partial(LedgerLimits, verify_step_bytes=20_000, verify_bytes_per_s=40_000)
+    monkeypatch.setattr("broker.app.stores.LedgerLimits", slow)
+    async with running(files.data) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await client.subscribe(OLD, "s")
+        assert not broker.damage.has_loss
+        await until(lambda: OLD not in broker.topics.loaded())
+        assert broker.damage.entries_missing == 1
+        assert isinstance(await received(broker, OLD), BrokerError)
+        await client.close()
+
+
+async def test_loaded_topic_goes_on_without_lost_entries_on_demand(prepare: Prepare) -> None:
+    files = await prepare("clean")
+    async with running(
+        files.data, entry_cache_bytes=0, damaged_data="serve_what_is_left"
+    ) as broker:
+        topic = await broker.topics.get(parse_topic_name(OLD), create=False)
+        flip(files.old_log, 20_000)
+        found = await received(broker, OLD)
+        assert found == [payload(OLD, each) for each in range(MESSAGES) if each != 99]
+        assert broker.topics.loaded()[OLD] is topic
+
+
+async def test_start_verifies_all_entries_before_it_serves_on_demand(prepare: Prepare) -> None:
+    files = await prepare("clean")
+    with capture_logs() as logs:
+        async with running(files.data, damaged_data="refuse_start"):
+            events = [each for each in logs if each["event"].startswith("ledger_logs_")]
+    begun, ended = events
+    assert begun["event"] == "ledger_logs_being_verified"
+    assert ended["event"] == "ledger_logs_verified"
+    logs = [files.old_log, files.new_log]
+    assert begun["bytes"] == sum(path.stat().st_size for path in logs)
+    assert 2 * MESSAGES * 80 < ended["bytes"] <= begun["bytes"]
+    assert ended["bytes_per_s"] > 0
+
+
+async def test_loss_in_a_ledger_of_health_checks_is_no_loss(tmp_path: Path) -> None:
+    crash = tmp_path / "crash"
+    async with running(tmp_path / "data") as broker:
+        await broker.check_health()
+        await broker.check_health()
+        shutil.copytree(tmp_path / "data", crash)
+    flip(files_of(crash).new_log, 100)
+    async with running(crash, damaged_data="refuse_start") as broker:
+        assert not broker.damage.has_loss
+
+
+async def test_large_metadata_file_is_checked_before_the_start_on_demand(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "METADATA_CHECK_BYTES", 0)
+    files = await prepare("clean")
+    files.metadata.with_name("metadata.db.sums").unlink()
+    zero_page(files)
+    with pytest.raises(DamagedData, match="metadata file"):
+        async with running(files.data, damaged_data="refuse_start"):
+            pass
 
 
 async def test_damage_stays_reported_until_the_topic_is_deleted(prepare: Prepare) -> None:
@@ -416,11 +530,31 @@ async def test_lost_commits_stay_reported(prepare: Prepare) -> None:
             assert broker.damage.has_loss
 
 
-async def test_a_removed_metadata_file_is_no_new_start(prepare: Prepare) -> None:
-    files = await prepare("clean")
+@pytest.mark.parametrize("end", BOTH)
+async def test_a_removed_metadata_file_is_no_new_start(end: str, prepare: Prepare) -> None:
+    files = await prepare(end)
     files.metadata.unlink()
     for _ in range(2):
         with pytest.raises(LedgerError, match="restore the metadata"):
+            async with running(files.data):
+                pass
+
+
+def halve_metadata(files: Files) -> None:
+    truncate(files.metadata, files.metadata.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("end", "damage"),
+    [("crash", zero_page), ("clean", halve_metadata), ("crash", halve_metadata)],
+)
+async def test_a_start_that_needs_a_damaged_page_fails_and_says_so(
+    end: str, damage: Callable[[Files], None], prepare: Prepare
+) -> None:
+    files = await prepare(end)
+    damage(files)
+    for _ in range(2):
+        with pytest.raises(MetadataError, match=r"metadata\.db .*restore the newest backup"):
             async with running(files.data):
                 pass
 

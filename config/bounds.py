@@ -97,6 +97,12 @@ METRICS_WRITE_BYTES = 128 * 1024
 """Bytes of the page of metrics that are written to a peer at once."""
 UNLOADED_BACKLOGS = 10_000
 """Unloaded topics with a backlog whose backlog stays in the metrics; the oldest go first."""
+STORED_BACKLOGS_PER_S = 100
+"""Topics each second whose stored backlog is read, of those that no broker has loaded."""
+STORED_BACKLOGS_PAGE = 200
+"""Records of topics that are read at once for that."""
+STORED_BACKLOGS_PAUSE_S = 1.0
+"""Pause between two checks of a cluster's broker whether it leads, and for topics given up."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 

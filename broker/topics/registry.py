@@ -565,13 +565,13 @@ class TopicRegistry:
             if topic is not None and not force:
                 _require_unused(topic)
             await self._close(str(name))
-            self.unloaded.forget(str(name))
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")
                 await self._broker.managed_ledgers.delete(
                     name.ledger_path, require_unused=require_unused
                 )
+                self.unloaded.forget(str(name))
                 await self._forget_transactions(name)
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
                 await self._forget_schemas(name)

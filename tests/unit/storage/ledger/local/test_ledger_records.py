@@ -41,7 +41,16 @@ def test_every_id_comes_back(ledger_id: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/ledgers/idgen", "/ledgers/00", "/ledgers/00/0000", "/ledgers/L0001", "/ledgers/a/L1"]
+    "path",
+    [
+        "/ledgers/idgen",
+        "/ledgers/00",
+        "/ledgers/00/0000",
+        "/ledgers/L0001",
+        "/ledgers/a/L1",
+        "/ledgers/21/4748/L3647",
+        "/ledgers/000/0000/0021/4748/L3646",
+    ],
 )
 def test_other_keys_are_no_ledgers(path: str) -> None:
     assert ledger_id_of(path) is None
@@ -65,7 +74,15 @@ def test_records_come_back(record: LedgerRecord) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"{", b"[]", b"{}", b"\xff", b'{"state":"ODD","lastEntryId":0,"length":0,"ctime":0}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"{}{}",
+        b"\xff",
+        b'{"state":"ODD","lastEntryId":0,"length":0,"ctime":0}',
+    ],
 )
 def test_a_record_that_cannot_be_understood(value: bytes) -> None:
     with pytest.raises(LedgerError, match="record of ledger 7"):

@@ -149,7 +149,12 @@ class DamageReport:
         self._on_loss = listener
 
     def note(self, kind: DamageKind, sentence: str, *, lost: bool = True) -> None:
-        """Add a finding about a file; `lost` is False if it was rebuilt from other data."""
+        """Add a finding about a file; `lost` is False if it was rebuilt from other data.
+
+        One that an earlier start kept, and this one finds again, counts once.
+        """
+        if sentence in self._sentences:
+            return
         self._counts[kind] += 1
         self._losses += lost
         if len(self._sentences) < MAX_SENTENCES:

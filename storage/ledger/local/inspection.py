@@ -118,6 +118,21 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
     return result
 
 
+def count_above(disk: Disk, found: RecoveredFiles, last_id: int) -> tuple[int, int]:
+    """Number of ledgers in the log with an id above `last_id`, and of their entries.  Job side.
+
+    Raises `OSError`.  Call it after `inspect`, which verifies the indexes.
+    """
+    ledgers: set[int] = set()
+    entries = 0
+    for file in [*found.sealed, *found.memory]:
+        for ledger_id, first, last in _runs_of(disk, file):
+            if ledger_id > last_id:
+                ledgers.add(ledger_id)
+                entries += last - first + 1
+    return len(ledgers), entries
+
+
 def _verify_index(disk: Disk, file: LogFile, result: Inspection) -> None:
     """Map the file's index; one that is damaged is rebuilt from the log and written again."""
     try:

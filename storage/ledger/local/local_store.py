@@ -17,7 +17,7 @@ from storage.damage import DamageKind, DamagePolicy, DamageReport, EntryRange
 from storage.durable_mark import DurableMark
 from storage.ledger.local.codec import LogFormatError
 from storage.ledger.local.disk import Disk, ledger_error
-from storage.ledger.local.inspection import Inspection, inspect
+from storage.ledger.local.inspection import Inspection, count_above, inspect
 from storage.ledger.local.ledger_records import (
     LedgerRecord,
     LedgerRecords,
@@ -63,6 +63,15 @@ def _is_read(record: LedgerRecord) -> bool:
     return record.custom.get("component") != HEALTH_CHECK
 
 
+def _require_metadata(max_ledger: int, last_id: int | None) -> None:
+    """Raise `LedgerError` if the log has entries and the metadata store never gave out an id."""
+    if max_ledger >= 0 and last_id is None:
+        raise LedgerError(
+            f"The log has entries of ledger {max_ledger}, and the metadata store never "
+            "gave out an id: restore the metadata that belongs to this log."
+        )
+
+
 def _stream_of(record: LedgerRecord) -> str:
     """The ledger path of the topic that made the ledger."""
     stream = record.custom.get("pulsar/managed-ledger", b"")
@@ -98,6 +107,8 @@ class LocalLedgerStore(LedgerStore):
         self._marked = 0 if mark is None else mark.values[0]
         self.damage = damage or DamageReport()
         """The damage that was found, and the operator's choice."""
+        self.lost_records: str | None = None
+        """A sentence about entries of ledgers that the metadata store does not know, if any."""
         limits = limits or LedgerLimits()
         rng = rng or random.SystemRandom()
         self._disk = disk
@@ -138,8 +149,11 @@ class LocalLedgerStore(LedgerStore):
             durable = (0, 0) if self._mark is None else self._mark.values
             found = await self._disk.maintain(partial(recover, self._disk, listed, durable))
             last_id = await self._records.last_id()
-            self._require_metadata(found.max_ledger, last_id)
+            _require_metadata(found.max_ledger, last_id)
             inspection = await self._disk.maintain(partial(inspect, self._disk, found, records))
+            if last_id is not None and found.max_ledger > last_id:
+                count = partial(count_above, self._disk, found, last_id)
+                self._note_lost_records(last_id, *await self._disk.maintain(count))
         except OSError as error:
             raise ledger_error(error, "Recovering the ledger log") from error
         self._streams = {each: _stream_of(record) for each, record in records.items()}
@@ -178,20 +192,16 @@ class LocalLedgerStore(LedgerStore):
             self._marked = number
             self._mark.note(number, end)
 
-    def _require_metadata(self, max_ledger: int, last_id: int | None) -> None:
-        """Compare the newest ledger of the log with the last id that was given out."""
-        if max_ledger >= 0 and last_id is None:
-            raise LedgerError(
-                f"The log has entries of ledger {max_ledger}, and the metadata store never "
-                "gave out an id: restore the metadata that belongs to this log."
-            )
-        if last_id is not None and max_ledger > last_id:
-            self.damage.metadata_is_behind = True
-            self.damage.note(
-                DamageKind.METADATA,
-                f"The log has entries of ledger {max_ledger}, and the metadata store knows ledgers "
-                f"up to {last_id}: its newest records were lost.",
-            )
+    def _note_lost_records(self, last_id: int, ledgers: int, entries: int) -> None:
+        """Note entries of ledgers above the last id that the metadata store gave out."""
+        # Only the lost records said of which topics these ledgers are.
+        self.lost_records = (
+            f"The log has {entries} entries of {ledgers} ledgers that the metadata store does not "
+            f"know, as its newest records were lost: it gave out ids up to {last_id}. No topic "
+            "has these messages; the entries stay in the log."
+        )
+        self.damage.metadata_is_behind = True
+        self.damage.note(DamageKind.METADATA, self.lost_records)
 
     def _report(self, inspection: Inspection) -> None:
         for finding in inspection.findings:

@@ -530,6 +530,26 @@ async def test_lost_commits_stay_reported(prepare: Prepare) -> None:
             assert broker.damage.has_loss
 
 
+UNKNOWN = "The log has 300 entries of 1 ledgers that the metadata store does not know"
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+async def test_entries_of_ledgers_that_metadata_lost_stay_reported_and_kept(
+    is_noted: bool, prepare: Prepare
+) -> None:
+    files = await prepare("crash")
+    files.wal.unlink()
+    if not is_noted:
+        files.metadata.with_name("metadata.db.commit").unlink()
+    for number in range(3):
+        async with running(files.data) as broker:
+            said = [each for each in broker.damage.sentences() if UNKNOWN in each]
+            assert len(said) == 1
+            # It gets a higher ledger id than the lost ones had.
+            await fill(broker, f"persistent://public/default/later-{number}")
+        assert files.new_log.exists()
+
+
 @pytest.mark.parametrize("end", BOTH)
 async def test_a_removed_metadata_file_is_no_new_start(end: str, prepare: Prepare) -> None:
     files = await prepare(end)

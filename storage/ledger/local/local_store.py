@@ -119,7 +119,15 @@ class LocalLedgerStore(LedgerStore):
         self._listing_changed = asyncio.Event()
         self._lister: asyncio.Task[None] | None = None
         self._reclaim = Reclaim(
-            disk, self._files, self._records, limits, rng, guard, self.damage, self._list_files
+            disk,
+            self._files,
+            self._records,
+            limits,
+            rng,
+            guard,
+            self.damage,
+            self._list_files,
+            self._entry_lost,
         )
         self._verifier = Verifier(disk, self._files, limits, self._entry_lost)
         self._sealer = Sealer(disk, self._files, limits, self._reclaim.wake)

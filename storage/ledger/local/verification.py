@@ -8,7 +8,6 @@ from functools import partial
 
 import structlog
 
-from config import bounds
 from storage.ledger.local.codec import RECORD_HEADER_BYTES, LogFormatError
 from storage.ledger.local.disk import Disk
 from storage.ledger.local.entry_reader import rebuild_index
@@ -41,6 +40,7 @@ class Verifier:
         self._files = files
         self._step_bytes = limits.verify_step_bytes
         self._bytes_per_s = limits.verify_bytes_per_s
+        self._log_s = limits.verify_log_s
         self._on_lost = on_lost
         self._task: asyncio.Task[None] | None = None
 
@@ -56,7 +56,7 @@ class Verifier:
         Raises `OSError`, `LogFormatError`.
         """
         files = self._whole_files()
-        progress = _Progress(sum(file.end for file in files))
+        progress = _Progress(sum(file.end for file in files), self._log_s)
         for file in files:
             await self._verify(file, living, progress)
         progress.log_end()
@@ -135,7 +135,8 @@ class Verifier:
 class _Progress:
     """Logs what a start waits for: at its begin, every few seconds, and at its end."""
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, log_s: float) -> None:
+        self._log_s = log_s
         self._begun_s = self._logged_s = time.monotonic()
         self._bytes = 0
         _log.info(
@@ -148,7 +149,7 @@ class _Progress:
         """Count verified bytes."""
         self._bytes += size
         now_s = time.monotonic()
-        if now_s - self._logged_s >= bounds.LEDGER_VERIFY_LOG_S:
+        if now_s - self._logged_s >= self._log_s:
             self._logged_s = now_s
             self._log("ledger_logs_verified_so_far", now_s)
 

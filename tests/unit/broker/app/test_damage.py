@@ -398,12 +398,16 @@ async def test_loaded_topic_goes_on_without_lost_entries_on_demand(prepare: Prep
         assert broker.topics.loaded()[OLD] is topic
 
 
-async def test_start_verifies_all_entries_before_it_serves_on_demand(prepare: Prepare) -> None:
+async def test_start_verifies_all_entries_before_it_serves_on_demand(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.app.stores.LedgerLimits", partial(LedgerLimits, verify_log_s=0))
     files = await prepare("clean")
     with capture_logs() as logs:
         async with running(files.data, damaged_data="refuse_start"):
             events = [each for each in logs if each["event"].startswith("ledger_logs_")]
-    begun, ended = events
+    begun, *between, ended = events
+    assert {each["event"] for each in between} == {"ledger_logs_verified_so_far"}
     assert begun["event"] == "ledger_logs_being_verified"
     assert ended["event"] == "ledger_logs_verified"
     logs = [files.old_log, files.new_log]

@@ -410,8 +410,7 @@ async def test_start_verifies_all_entries_before_it_serves_on_demand(
     assert {each["event"] for each in between} == {"ledger_logs_verified_so_far"}
     assert begun["event"] == "ledger_logs_being_verified"
     assert ended["event"] == "ledger_logs_verified"
-    logs = [files.old_log, files.new_log]
-    assert begun["bytes"] == sum(path.stat().st_size for path in logs)
+    assert begun["bytes"] == sum(path.stat().st_size for path in (files.old_log, files.new_log))
     assert 2 * MESSAGES * 80 < ended["bytes"] <= begun["bytes"]
     assert ended["bytes_per_s"] > 0
 

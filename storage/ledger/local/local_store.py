@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -23,6 +22,7 @@ from storage.ledger.local.ledger_records import (
     LedgerRecords,
     LedgerState,
     StoredRecord,
+    stream_of,
 )
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_ledger import (
@@ -54,14 +54,6 @@ from storage.metadata.store import MetadataError, MetadataStore, VersionConflict
 
 _log = structlog.get_logger(__name__)
 
-HEALTH_CHECK = b"health"
-"""Component of the ledgers of health checks, in which nobody reads."""
-
-
-def _is_read(record: LedgerRecord) -> bool:
-    """Whether anybody may want the entries of the ledger: false for those of health checks."""
-    return record.custom.get("component") != HEALTH_CHECK
-
 
 def _require_metadata(max_ledger: int, last_id: int | None) -> None:
     """Raise `LedgerError` if the log has entries and the metadata store never gave out an id."""
@@ -70,12 +62,6 @@ def _require_metadata(max_ledger: int, last_id: int | None) -> None:
             f"The log has entries of ledger {max_ledger}, and the metadata store never "
             "gave out an id: restore the metadata that belongs to this log."
         )
-
-
-def _stream_of(record: LedgerRecord) -> str:
-    """The ledger path of the topic that made the ledger."""
-    stream = record.custom.get("pulsar/managed-ledger", b"")
-    return sys.intern(stream.decode(errors="replace"))
 
 
 class LocalLedgerStore(LedgerStore):
@@ -145,7 +131,7 @@ class LocalLedgerStore(LedgerStore):
         """
         listed = await self._listing.load()
         try:
-            stored = await self._records.all()
+            stored = await self._records.summaries()
         except MetadataError as error:
             # Nothing is compared then, and nothing may be deleted.
             stored = {}
@@ -153,7 +139,9 @@ class LocalLedgerStore(LedgerStore):
                 DamageKind.METADATA, f"The records of ledgers cannot all be read: {error}"
             )
         try:
-            records = {ledger_id: each for ledger_id, each in stored.items() if _is_read(each)}
+            records = {
+                ledger_id: each for ledger_id, each in stored.items() if each.stream is not None
+            }
             durable = (0, 0) if self._mark is None else self._mark.values
             found = await self._disk.maintain(partial(recover, self._disk, listed, durable))
             last_id = await self._records.last_id()
@@ -164,7 +152,7 @@ class LocalLedgerStore(LedgerStore):
                 self._note_lost_records(last_id, *await self._disk.maintain(count))
         except OSError as error:
             raise ledger_error(error, "Recovering the ledger log") from error
-        self._streams = {each: _stream_of(record) for each, record in records.items()}
+        self._streams = {each: record.stream or "" for each, record in records.items()}
         self._report(inspection)
         self._files.load(found.sealed, found.memory, found.next_number, found.max_ledger)
         verified = await self._verify_before_start(frozenset(records))
@@ -261,8 +249,9 @@ class LocalLedgerStore(LedgerStore):
             except VersionConflict:
                 continue
             break
-        if _is_read(record):
-            self._streams[ledger_id] = _stream_of(record)
+        stream = stream_of(custom)
+        if stream is not None:
+            self._streams[ledger_id] = stream
         cell = self._cell(ledger_id)
         ledger = LocalWritableLedger(cell, self._source, self._writer, stored, self._close_ledger)
         self._writers[ledger_id] = ledger

@@ -212,7 +212,9 @@ async def received(broker: Broker, topic: str) -> list[bytes] | BrokerError:
     found: list[bytes] = []
     try:
         consumer = await client.subscribe(topic, "all", options, permits=2 * MESSAGES)
-        while len(found) < MESSAGES:
+        loaded = broker.topics.loaded().get(topic)
+        backlog = MESSAGES if loaded is None else loaded.subscriptions["all"].backlog
+        while len(found) < backlog:
             found.append((await consumer.receive(1)).payload)
     except BrokerError as error:
         return error

@@ -33,6 +33,20 @@ async def test_stores_that_do_not_answer_are_not_waited_for() -> None:
     assert never.cancelled()
 
 
+async def test_signal_ends_a_start_that_takes_long() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    assert not await asyncio.wait_for(serving.started_before(stop, asyncio.sleep(60)), 5)
+
+
+async def test_error_of_a_start_is_raised() -> None:
+    async def start() -> None:
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        await serving.started_before(asyncio.Event(), start())
+
+
 def address(http_port: int) -> BrokerAddress:
     return BrokerAddress("pulsar://127.0.0.1:6650", None, f"http://127.0.0.1:{http_port}")
 

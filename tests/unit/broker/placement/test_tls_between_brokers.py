@@ -99,7 +99,7 @@ async def test_requests_over_the_channel_use_tls(
 async def test_ordered_consumer_is_relayed_over_tls(
     cluster: Cluster, secured: Settings, authority: Authority
 ) -> None:
-    near, far = await brokers(cluster, **secured())
+    near, far = await brokers(cluster, 2, **secured())
     await take_lead(far)
     await until(lambda: near.owner_of(NAME) == far.id)
     client = await client_of(near, authority)

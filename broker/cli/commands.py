@@ -5,6 +5,7 @@ A failure is one sentence on standard error and a status other than 0.
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 
 from broker.cli.failure import fail
 from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_client import RestFailure, refusal
+from broker.cli.rest_client import RestFailure, not_trusted, refusal
 from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
 from broker.cli.tokens import register_tokens
 from broker.cli.topics import register_topics
@@ -148,6 +149,9 @@ def health(admin: Admin = DEFAULT_ADMIN) -> None:
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise fail(not_trusted(admin.admin_url, reason)) from error
         raise fail(f"{url} does not answer ({error}).") from error
 
 

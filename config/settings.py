@@ -5,6 +5,7 @@ file, the defaults below.  Unknown names in the file and values out of range are
 the setting and the values allowed.  `magnetar config` prints the result.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -506,6 +507,19 @@ def load_settings(
         return Settings(_file=from_file, **given)  # type: ignore[call-arg, arg-type]
     except ValidationError as error:
         raise ConfigurationError(_sentences(error, config_file)) from error
+
+
+def one_setting(
+    name: str, config_file: Path | None, overrides: Mapping[str, object] | None = None
+) -> str:
+    """The text of one setting, before all of them are known to fit together.
+
+    Raises `ConfigurationError` if the file cannot be read.
+    """
+    given = (overrides or {}).get(name) or os.environ.get(f"MAGNETAR_{name.upper()}")
+    if given is None and config_file is not None:
+        given = _read_file(config_file).get(name)
+    return str(Settings.model_fields[name].default if given is None else given)
 
 
 def _read_file(config_file: Path) -> dict[str, object]:

@@ -6,6 +6,7 @@ that each of them can be replaced, or removed to be made anew at the next start.
 
 import datetime
 import ipaddress
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from config.settings import Settings
 from security.new_keys import new_secret
 from security.secret_files import read_secret, write_secret
 from security.token_keys import signing_secret
@@ -59,6 +61,17 @@ class SecurityFiles:
             "tls_key_file": str(self.certificate_key),
             "tls_trust_certs_file": str(self.certificate),
         }
+
+    def hints(self, settings: Settings) -> tuple[str, ...]:
+        """Commands by which a shell tells `magnetar` where the broker is, and who asks."""
+        host = settings.advertised_host
+        host = f"[{host}]" if ":" in host else host
+        return (
+            f"export MAGNETAR_URL=pulsar+ssl://{host}:{settings.port_tls}",
+            f"export MAGNETAR_ADMIN_URL=https://{host}:{settings.http_port_tls}",
+            f"export MAGNETAR_TLS_TRUST_FILE={shlex.quote(str(self.certificate))}",
+            f"export MAGNETAR_TOKEN_FILE={shlex.quote(str(self.admin_token))}",
+        )
 
 
 def security_files(data_dir: Path, host: str, *, now: datetime.datetime) -> SecurityFiles:

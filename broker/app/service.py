@@ -174,7 +174,6 @@ class Broker:
         After a failure `stop` releases what was opened.
         """
         settings, at_stop = self.settings, self._release_at_stop
-        self._make_authenticator()
         stores = self._stores or await open_stores(settings, self.clock, self.random)
         self._stores = stores
         self._exit.callback(stores.release)
@@ -188,7 +187,7 @@ class Broker:
         self.bookkeeper = stores.bookkeeper
         self._health = HealthCheck(self.metadata, stores.ledgers, self.clock)
         at_stop("health", self._health.close)
-        await self._load_tls()
+        await self._load_security()
         at_stop("server", self._stop_listening)
         self._bind()
         self.offloads = Offloads(self, asyncio.get_running_loop().time)
@@ -202,14 +201,11 @@ class Broker:
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self._sweep_orphans()
-        if self._joins_others:
-            await self._check_own_credentials()
         await self._join_others()
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
         await self.namespaces.start()
-        if settings.authorization != "off":
-            self._authorize()
+        self._authorize()
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
         self.transactions = Transactions(self)
@@ -231,8 +227,19 @@ class Broker:
         if self._several is not None:
             await self._several.announce()
 
+    async def _load_security(self) -> None:
+        """Load certificates, and what the providers of authentication need.
+
+        Raises `UnusableCertificate`, `ConfigurationError`.
+        """
+        self._make_authenticator()
+        await self._load_tls()
+        if self._joins_others:
+            await self._check_own_credentials()
+        self._release_at_stop("security_reload", self.reloader.stop)
+        self.reloader.start()
+
     def _make_authenticator(self) -> None:
-        """Load what the providers need.  Raises `ConfigurationError`."""
         authenticator = make_authenticator(self.settings)
         if not authenticator.enabled:
             return
@@ -265,8 +272,10 @@ class Broker:
         self.authenticator.trust_broker(identity.role)
 
     def _authorize(self) -> None:
-        """Have every command checked against its access rule."""
+        """Have every command checked against its access rule, if authorization is on."""
         settings = self.settings
+        if settings.authorization == "off":
+            return
         self.authorizer = Authorizer(
             self.namespaces,
             frozenset(settings.superuser_roles),
@@ -281,7 +290,6 @@ class Broker:
                 server.handlers = handlers
 
     async def _load_tls(self) -> None:
-        """Load certificates.  Raises `UnusableCertificate`."""
         settings, joins = self.settings, self._joins_others
         if not settings.uses_tls and not joins:
             return
@@ -333,8 +341,6 @@ class Broker:
         return len(self.connections) + handshakes < self.descriptors.binary
 
     def _start_periodic_work(self) -> None:
-        self._release_at_stop("security_reload", self.reloader.stop)
-        self.reloader.start()
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
         self._release_at_stop("idle_topics", self.idle_topics.stop)
         self.idle_topics.start()

@@ -8,8 +8,10 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +25,9 @@ from broker.cli.transactions import register_transactions
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 
+if TYPE_CHECKING:
+    from security.first_start import SecurityFiles
+
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
 ]
@@ -35,13 +40,31 @@ HttpPortTls = Annotated[
 HEALTH_TIMEOUT_S = 3
 
 
-def _settings(config: Path | None, **overrides: object) -> Settings:
+def _settings(
+    config: Path | None,
+    overrides: Mapping[str, object] | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> Settings:
     # Heavy modules are imported only when their command runs.
     from config.settings import ConfigurationError, load_settings
 
     try:
-        return load_settings(config, overrides)
+        return load_settings(config, overrides, defaults=defaults)
     except ConfigurationError as error:
+        raise fail(error) from error
+
+
+def _secured(config: Path | None, given: Mapping[str, object]) -> "SecurityFiles":
+    """Make what a secure broker needs in its data directory, unless it is there."""
+    from config.settings import ConfigurationError, one_setting
+    from security.errors import InvalidSecret
+    from security.first_start import security_files
+
+    try:
+        data_dir = Path(one_setting("data_dir", config, given))
+        host = one_setting("advertised_host", config, given)
+        return security_files(data_dir, host, now=datetime.now(UTC))
+    except (ConfigurationError, InvalidSecret, OSError) as error:
         raise fail(error) from error
 
 
@@ -58,23 +81,39 @@ def standalone(
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
     ] = None,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="TLS, tokens and authorization, by a key, a superuser's token and a certificate "
+            "that the first start makes in the data directory",
+        ),
+    ] = False,
     config: ConfigFile = None,
 ) -> None:
     """Run the embedded broker: one process, one data directory."""
-    settings = _settings(
-        config,
-        data_dir=data_dir,
-        port=port,
-        http_port=http_port,
-        port_tls=port_tls,
-        http_port_tls=http_port_tls,
-        bind_host=bind_host,
-        advertised_host=advertised_host,
-        insecure=insecure,
-    )
+    given: dict[str, object] = {
+        "data_dir": data_dir,
+        "port": port,
+        "http_port": http_port,
+        "port_tls": port_tls,
+        "http_port_tls": http_port_tls,
+        "bind_host": bind_host,
+        "advertised_host": advertised_host,
+        "insecure": insecure,
+    }
+    if secure and insecure:
+        raise fail("--secure and --insecure exclude each other: give one of them.")
+    hints: Sequence[str] = ()
+    if secure:
+        files = _secured(config, given)
+        settings = _settings(config, given, files.settings)
+        hints = files.hints(settings)
+    else:
+        settings = _settings(config, given)
     if settings.in_cluster:
         raise fail("metadata_store_url names a store that brokers share: run `magnetar broker`.")
-    _serve(settings)
+    _serve(settings, hints)
 
 
 def broker(
@@ -94,13 +133,15 @@ def broker(
     """Run one broker of a cluster: metadata in Oxia or ZooKeeper, ledgers on BookKeeper."""
     settings = _settings(
         config,
-        port=port,
-        http_port=http_port,
-        port_tls=port_tls,
-        http_port_tls=http_port_tls,
-        bind_host=bind_host,
-        advertised_host=advertised_host,
-        insecure=insecure,
+        {
+            "port": port,
+            "http_port": http_port,
+            "port_tls": port_tls,
+            "http_port_tls": http_port_tls,
+            "bind_host": bind_host,
+            "advertised_host": advertised_host,
+            "insecure": insecure,
+        },
     )
     if not settings.in_cluster:
         raise fail(
@@ -110,12 +151,12 @@ def broker(
     _serve(settings)
 
 
-def _serve(settings: Settings) -> NoReturn:
+def _serve(settings: Settings, hints: Sequence[str] = ()) -> NoReturn:
     from broker.cli.serving import serve
     from config.logging import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
-    raise typer.Exit(serve(settings))
+    raise typer.Exit(serve(settings, hints))
 
 
 def show_config(config: ConfigFile = None) -> None:

@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -46,8 +46,8 @@ Messages in flight are no garbage, and the default of 700 has the collector scan
 """
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal; returns the exit status.
+def serve(settings: Settings, hints: Sequence[str] = ()) -> int:
+    """Serve until a signal; returns the exit status.  `hints` are lines for the banner.
 
     The process is ready when it prints the banner.  The first SIGTERM or SIGINT drains the broker
     (no new connections, everything acknowledged durable) and exits 0; a second one exits 1 at once.
@@ -57,7 +57,7 @@ def serve(settings: Settings) -> int:
     raise_descriptor_limit(share_descriptors(None, settings).needed)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_serve(settings))
+            return runner.run(_serve(settings, hints))
     except CannotListen as error:
         for each in (error, *other_listen_errors(settings, error)):
             print(f"magnetar: {each}", file=sys.stderr)
@@ -80,7 +80,7 @@ def other_listen_errors(settings: Settings, first: CannotListen) -> list[CannotL
     return errors
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, hints: Sequence[str]) -> int:
     started = time.monotonic()
     stop = asyncio.Event()
     _on_signals(stop)
@@ -97,7 +97,8 @@ async def _serve(settings: Settings) -> int:
         await admin.start()
         gc.freeze()
         _check_files_at_hangup(broker)
-        print(banner(settings, broker.placement.me, time.monotonic() - started), flush=True)
+        took_s = time.monotonic() - started
+        print(banner(settings, broker.placement.me, took_s, hints), flush=True)
         await stop.wait()
         log.info("draining", timeout_s=settings.drain_timeout_s)
         try:
@@ -165,11 +166,15 @@ def _check_files_at_hangup(broker: Broker) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, broker.reloader.check_soon)
 
 
-def banner(settings: Settings, me: BrokerAddress, took_s: float) -> str:
-    """The banner of a ready broker: its data, its addresses, and the next commands to try."""
+def banner(settings: Settings, me: BrokerAddress, took_s: float, hints: Sequence[str] = ()) -> str:
+    """The banner of a ready broker: its data, its addresses, and the next commands to try.
+
+    `hints` are commands to type before those.
+    """
     command = sys.argv[0] if sys.argv[0].endswith("magnetar") else "magnetar"
     rest = me.web_url_for(tls=False)
-    where = "" if me.web_url.endswith(f":{DEFAULT_HTTP_PORT}") else f" --admin-url {rest}"
+    default = hints or me.web_url.endswith(f":{DEFAULT_HTTP_PORT}")
+    where = "" if default else f" --admin-url {rest}"
     return "\n".join(
         [
             "",
@@ -179,6 +184,7 @@ def banner(settings: Settings, me: BrokerAddress, took_s: float) -> str:
             *_lines("clients", [me.url, me.url_tls]),
             *_lines("REST", [_rest_paths(me.web_url), _rest_paths(me.web_url_tls)]),
             "",
+            *_lines("first", hints),
             f"  next      {command} topics create my-topic --segments 4{where}",
             f"            {command} topics get my-topic{where}",
             "            point a Pulsar v5 client at the address above",

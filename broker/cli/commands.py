@@ -6,15 +6,14 @@ A failure is one sentence on standard error and a status other than 0.
 import http.client
 import json
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_client import refusal
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl
+from broker.cli.rest_client import RestFailure, fetch, refusal
+from broker.cli.rest_commands import Admin, asking
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
 from config.settings import Settings
@@ -114,14 +113,18 @@ def show_config(config: ConfigFile = None) -> None:
             typer.echo(f"{name} = {json.dumps(shown)}")
 
 
-def health(admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+def health(admin: Admin) -> None:
     """Check the health of a broker: status 0 if it is well."""
-    url = f"{admin_url.rstrip('/')}/admin/v2/brokers/health"
+    url = f"{admin.admin_url.rstrip('/')}/admin/v2/brokers/health"
+    known = None
     try:
-        with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT_S) as answer:
-            typer.echo(answer.read().decode())
+        known = admin.authorization()
+        typer.echo(fetch(url, HEALTH_TIMEOUT_S, authorization=known).decode())
+    except RestFailure as error:
+        raise fail(error) from error
     except urllib.error.HTTPError as error:
-        raise fail(f"{url} reports a failure, {refusal(error, admin_url)}") from error
+        reason = refusal(error, admin.admin_url, known=known is not None)
+        raise fail(f"{url} reports a failure, {reason}") from error
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:
@@ -147,7 +150,7 @@ def register(app: typer.Typer) -> None:
     app.command("standalone")(standalone)
     app.command("broker")(broker)
     app.command("config")(show_config)
-    app.command("health")(health)
+    app.command("health")(asking(health))
     app.command("backup")(backup)
     register_ledgers(app)
     register_topics(app)

@@ -5,15 +5,16 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, printable
+from broker.cli.rest_commands import Admin, ask, asking, mapping, printable
 
 
 def orphans(
     delete: Annotated[bool, typer.Option("--delete", help="Remove them from the bookies")] = False,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """Show ledgers on bookies that crashed brokers left and no record names."""
-    found = ask(admin_url, "DELETE" if delete else "GET", "/admin/v2/ledgers/orphans")
+    found = ask(admin, "DELETE" if delete else "GET", "/admin/v2/ledgers/orphans")
     ledgers = [mapping(each) for each in found] if isinstance(found, list) else []
     for each in ledgers:
         created_s = int(str(each["createdTimestamp"])) // 1000
@@ -28,7 +29,7 @@ def register_ledgers(app: typer.Typer) -> None:
     """Add the `ledgers` group."""
     group = typer.Typer(help="Ledgers on bookies: what crashes left.", no_args_is_help=True)
     group.callback()(_keep_group)
-    group.command("orphans")(orphans)
+    group.command("orphans")(asking(orphans))
     app.add_typer(group, name="ledgers")
 
 

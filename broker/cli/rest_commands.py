@@ -1,17 +1,53 @@
 """Options and helpers of commands that send REST requests to a broker."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
 from broker.cli.rest_client import RestFailure, call
+from magnetar.cli.credential_options import CredentialOptions
+from magnetar.cli.option_group import with_options
+from magnetar.credentials.rest import RestCredentials
+from magnetar.protocol.server_error import MagnetarError
 
-AdminUrl = Annotated[
-    str, typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker")
-]
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
+
+
+@dataclass(frozen=True)
+class Admin(CredentialOptions):
+    """The REST interface that one command line names, and its credentials.
+
+    Raises typer.BadParameter.
+    """
+
+    admin_url: Annotated[
+        str,
+        typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker"),
+    ] = DEFAULT_ADMIN_URL
+
+    def authorization(self) -> str | None:
+        """The header `Authorization`, or None without credentials.
+
+        Raises `RestFailure` if a file cannot be read, or an issuer gives no token.
+        """
+        try:
+            return self._credentials.authorization()
+        except MagnetarError as error:
+            raise RestFailure(str(error)) from error
+
+    @cached_property
+    def _credentials(self) -> RestCredentials:
+        # One for all requests of a command, as it keeps the token of an issuer.
+        return RestCredentials(self.token_text, self.basic, self.oauth2)
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `admin` by the options of `Admin`."""
+    return with_options(command, "admin", Admin)
 
 
 def topic_path(topic: str) -> str:
@@ -27,10 +63,10 @@ def topic_path(topic: str) -> str:
     return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def ask(admin_url: str, method: str, path: str, body: object | None = None) -> object:
+def ask(admin: Admin, method: str, path: str, body: object | None = None) -> object:
     """Send one REST request; a failure ends the command with its reason."""
     try:
-        return call(admin_url, method, path, body)
+        return call(admin.admin_url, method, path, body, authorization=admin.authorization())
     except RestFailure as failure:
         typer.echo(str(failure), err=True)
         raise typer.Exit(1) from failure

@@ -9,9 +9,9 @@ import typer
 
 from broker.cli.offload import add_offload
 from broker.cli.rest_commands import (
-    DEFAULT_ADMIN_URL,
-    AdminUrl,
+    Admin,
     ask,
+    asking,
     mapping,
     printable,
     topic_path,
@@ -23,29 +23,31 @@ TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/nam
 def create(
     topic: TopicArgument,
     segments: Annotated[int, typer.Option(min=1, help="Segments to begin with")] = 1,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """Create a scalable topic."""
-    ask(admin_url, "PUT", f"{topic_path(topic)}?numInitialSegments={segments}")
+    ask(admin, "PUT", f"{topic_path(topic)}?numInitialSegments={segments}")
     typer.echo(f"Created {topic} with {segments} segment(s).")
 
 
 def list_topics(
     namespace: Annotated[str, typer.Argument(help="tenant/namespace")] = "public/default",
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """List the scalable topics of a namespace."""
     parts = namespace.split("/")
     if len(parts) != 2 or not all(parts):
         raise typer.BadParameter(f"{namespace!r} is not a namespace: write tenant/namespace.")
-    answer = ask(admin_url, "GET", f"/admin/v2/scalable/{quote(namespace)}")
+    answer = ask(admin, "GET", f"/admin/v2/scalable/{quote(namespace)}")
     for name in answer if isinstance(answer, list) else []:
         typer.echo(printable(name))
 
 
-def get(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+def get(topic: TopicArgument, *, admin: Admin) -> None:
     """Show the layout: every segment with its range, state, parents and children."""
-    layout = mapping(ask(admin_url, "GET", topic_path(topic)))
+    layout = mapping(ask(admin, "GET", topic_path(topic)))
     typer.echo(f"{topic}  epoch {layout.get('epoch')}")
     typer.echo(f"{'segment':>8}  {'range':<11}  {'state':<7}  parents   children")
     segments = mapping(layout.get("segments"))
@@ -68,20 +70,22 @@ def _ids(values: object) -> str:
 def delete(
     topic: TopicArgument,
     force: Annotated[bool, typer.Option(help="Even while clients are connected")] = False,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """Delete a scalable topic and its data."""
-    ask(admin_url, "DELETE", f"{topic_path(topic)}?force={str(force).lower()}")
+    ask(admin, "DELETE", f"{topic_path(topic)}?force={str(force).lower()}")
     typer.echo(f"Deleted {topic}.")
 
 
 def split(
     topic: TopicArgument,
     segment: Annotated[int, typer.Argument(help="Id of an active segment")],
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """Split one active segment in two."""
-    ask(admin_url, "POST", f"{topic_path(topic)}/split/{segment}")
+    ask(admin, "POST", f"{topic_path(topic)}/split/{segment}")
     typer.echo(f"Split segment {segment} of {topic}.")
 
 
@@ -89,16 +93,17 @@ def merge(
     topic: TopicArgument,
     first: Annotated[int, typer.Argument(help="Id of an active segment")],
     second: Annotated[int, typer.Argument(help="Id of an adjacent active segment")],
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """Merge two adjacent active segments into one."""
-    ask(admin_url, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
+    ask(admin, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
     typer.echo(f"Merged segments {first} and {second} of {topic}.")
 
 
-def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+def history(topic: TopicArgument, *, admin: Admin) -> None:
     """Show the splits, merges and moves of a topic, oldest first."""
-    answer = ask(admin_url, "GET", f"{topic_path(topic)}/history")
+    answer = ask(admin, "GET", f"{topic_path(topic)}/history")
     for entry in answer if isinstance(answer, list) else []:
         event = mapping(entry)
         time_s = int(str(event.get("timeMs", 0))) / 1000
@@ -109,9 +114,9 @@ def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
         )
 
 
-def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+def stats(topic: TopicArgument, *, admin: Admin) -> None:
     """Show segments, traffic, and the backlog of each subscription."""
-    answer = mapping(ask(admin_url, "GET", f"{topic_path(topic)}/stats"))
+    answer = mapping(ask(admin, "GET", f"{topic_path(topic)}/stats"))
     typer.echo(
         f"{topic}  epoch {answer.get('epoch')}  {answer.get('activeSegments')} active segment(s)"
     )
@@ -160,13 +165,13 @@ def _size(members: Mapping[str, object], name: str) -> str:
 def register_topics(app: typer.Typer) -> None:
     """Add the `topics` group."""
     group = typer.Typer(help="Scalable topics: create, show, split, merge.", no_args_is_help=True)
-    group.command("create")(create)
-    group.command("list")(list_topics)
-    group.command("get")(get)
-    group.command("delete")(delete)
-    group.command("split")(split)
-    group.command("merge")(merge)
-    group.command("history")(history)
-    group.command("stats")(stats)
+    group.command("create")(asking(create))
+    group.command("list")(asking(list_topics))
+    group.command("get")(asking(get))
+    group.command("delete")(asking(delete))
+    group.command("split")(asking(split))
+    group.command("merge")(asking(merge))
+    group.command("history")(asking(history))
+    group.command("stats")(asking(stats))
     add_offload(group)
     app.add_typer(group, name="topics")

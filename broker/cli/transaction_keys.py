@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, or_dash, printable
+from broker.cli.rest_commands import Admin, ask, asking, or_dash, printable
 from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"
@@ -44,11 +44,12 @@ def list_keys(
         int, typer.Option(min=1, max=TXN_KEYS_LISTED, help="Show at most this many")
     ] = 100,
     after: Annotated[str, typer.Option(help="Go on where an earlier list ended")] = "",
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    *,
+    admin: Admin,
 ) -> None:
     """List transaction keys, with the last transaction of each."""
     query = urlencode({"limit": limit, "after": after})
-    answer = _mapping(ask(admin_url, "GET", f"{BASE}?{query}"))
+    answer = _mapping(ask(admin, "GET", f"{BASE}?{query}"))
     rows = answer.get("keys")
     rows = rows if isinstance(rows, list) else []
     if rows:
@@ -59,10 +60,10 @@ def list_keys(
     typer.echo(f"{len(rows)} shown{f'; more with --after {more!r}' if more else ''}.")
 
 
-def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+def get(key: KeyArgument, owner: OwnerOption = "", *, admin: Admin) -> None:
     """Show one key: its epoch, its last transaction, and how many connections use it."""
     typer.echo(_COLUMNS)
-    row = _mapping(ask(admin_url, "GET", _path(key, owner)))
+    row = _mapping(ask(admin, "GET", _path(key, owner)))
     typer.echo(_line(row))
     last = _mapping(row.get("lastGroup"))
     if last:
@@ -74,18 +75,16 @@ def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT
             typer.echo(f"  with positions {printable(last.get('positions'))}")
 
 
-def delete(
-    key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL
-) -> None:
+def delete(key: KeyArgument, owner: OwnerOption = "", *, admin: Admin) -> None:
     """Delete a key: abort its open transaction, and close connections that use it."""
-    ask(admin_url, "DELETE", _path(key, owner))
+    ask(admin, "DELETE", _path(key, owner))
     typer.echo(f"Transaction key {printable(key)} is deleted.")
 
 
 def register_keys(group: typer.Typer) -> None:
     """Add `keys` to the `txn` group."""
     keys = typer.Typer(help="Transaction keys: list, show, delete.", no_args_is_help=True)
-    keys.command("list")(list_keys)
-    keys.command("get")(get)
-    keys.command("delete")(delete)
+    keys.command("list")(asking(list_keys))
+    keys.command("get")(asking(get))
+    keys.command("delete")(asking(delete))
     group.add_typer(keys, name="keys")

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -22,7 +22,7 @@ from magnetar.credentials.kinds import IssuedToken, OAuth2Credentials, check_iss
 from magnetar.credentials.secrets import file_of, read_secret
 from magnetar.errors import AuthenticationFailed, InvalidArgument
 
-__all__ = ["fetch_token"]
+__all__ = ["fetch_token", "without_key_file"]
 
 FETCH_S: Final = 8.0
 """How long a fetch may take, both requests together.  Below the default `connect_timeout_s`."""
@@ -94,6 +94,21 @@ def _request(
     else:
         form |= {"client_id": client.client_id, "client_secret": client.client_secret}
     return headers, urlencode({name: value for name, value in form.items() if value}).encode()
+
+
+def without_key_file(credentials: OAuth2Credentials) -> OAuth2Credentials:
+    """The same with what the key file has now, for machines that do not have the file.
+
+    Raises `AuthenticationFailed`.
+    """
+    client = _client_of(credentials)
+    return replace(
+        credentials,
+        issuer_url=client.issuer_url,
+        client_id=client.client_id,
+        client_secret=client.client_secret,
+        key_file=None,
+    )
 
 
 def _client_of(credentials: OAuth2Credentials) -> _Client:

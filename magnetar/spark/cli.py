@@ -9,6 +9,7 @@ options.  The exit status is 0 on success and 1 on failure; `VIOLATIONS_FOUND`, 
 # a job says what to install.
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,6 +22,7 @@ from magnetar.spark.ending import ending_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials
     from magnetar.spark.admin import AdminRest
     from magnetar.spark.options import Connection
 
@@ -264,6 +266,8 @@ def _connection(where: Where) -> "Connection":
         where.url,
         operation_timeout_ms=int(where.operation_timeout_s * 1000),
         token=_token(where),
+        basic=_basic(where),
+        oauth2=_oauth2(where),
         tls_trust_file=path(where.tls_trust_file),
         tls_certificate_file=path(where.tls_certificate_file),
         tls_key_file=path(where.tls_key_file),
@@ -273,18 +277,47 @@ def _connection(where: Where) -> "Connection":
     )
 
 
+# Files that the options name are read now, as tasks on other machines do not have them.  A token
+# that expires is given as --token file:///PATH instead, where that file is on every machine.
+
+
 def _token(where: Where) -> str | None:
-    """The token as text, read now: tasks on other machines do not have the file."""
-    return where.token if where.token_file is None else where.token_file.read_text("utf-8").strip()
+    """The token as text, or as the file that was given as one of each machine."""
+    from magnetar.credentials.rest import token_now
+
+    return where.token if where.token_file is None else token_now(where.token_text or "")
+
+
+def _basic(where: Where) -> "BasicCredentials | None":
+    """The user and the password, of which no part is a file."""
+    from magnetar.credentials.kinds import BasicCredentials
+    from magnetar.credentials.rest import password_now
+
+    basic = where.basic
+    return None if basic is None else BasicCredentials(basic.user, password_now(basic))
+
+
+def _oauth2(where: Where) -> "OAuth2Credentials | None":
+    """The client of the issuer, without a key file."""
+    if where.oauth2 is None:
+        return None
+    from magnetar.credentials.token_fetch import without_key_file
+
+    trust = where.oauth2_trust_file
+    return replace(
+        without_key_file(where.oauth2), trust_file=None if trust is None else str(trust.absolute())
+    )
 
 
 def rest_of(admin_url: str, where: Where) -> "AdminRest":
-    """The REST interface, with the same token and TLS settings as for brokers."""
+    """The REST interface, with the same credentials and TLS settings as for brokers."""
+    from magnetar.credentials.rest import RestCredentials
     from magnetar.settings import ClientSettings
     from magnetar.spark.admin import AdminRest
     from magnetar.wire.tls import tls_context
 
-    return AdminRest(admin_url, _token(where), tls_context(ClientSettings(**where.options)))
+    credentials = RestCredentials(where.token_text, where.basic, where.oauth2)
+    return AdminRest(admin_url, credentials, tls_context(ClientSettings(**where.options)))
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class Issuer(ThreadingHTTPServer):
         self.url = f"{self.origin}/realm"
         self.token_endpoint: object = f"{self.origin}/token"
         self.methods: list[str] | None = ["client_secret_post", "client_secret_basic"]
+        self.secret = SECRET
         self.lifetime_s: object = 3600
         self.forms: list[dict[str, str]] = []
         """The forms that were sent for tokens."""
@@ -86,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             both = base64.b64decode(header.removeprefix("Basic ")).decode()
             user, _, password = both.partition(":")
             known = (unquote(user), unquote(password))
-        if known != (CLIENT_ID, SECRET):
+        if known != (CLIENT_ID, self.server.secret):
             refusal = {"error": "invalid_client", "error_description": "no such client"}
             self._send(401, json.dumps(refusal).encode())
             return

@@ -3,22 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
 
+from magnetar.bounds import OAUTH2_EARLY_S, OAUTH2_FRESH_S, OAUTH2_UNKNOWN_LIFETIME_S
 from magnetar.credentials.kinds import IssuedToken, OAuth2Credentials
 
 __all__ = ["OAuth2Tokens"]
-
-EARLY_S: Final = 60.0
-"""How long before its end a token is replaced, at most; a tenth of its life if that is shorter."""
-UNKNOWN_LIFETIME_S: Final = 60.0
-"""How long a token is kept if the issuer does not say for how long it is valid."""
-FRESH_S: Final = 10.0
-"""A token younger than this is not replaced because a broker refuses it or asks for another.
-
-So many connections that are asked at the same time share one fetch, and a broker that refuses
-every token does not make the client storm the issuer.
-"""
 
 
 def _fetched(credentials: OAuth2Credentials) -> IssuedToken:
@@ -62,10 +51,10 @@ class OAuth2Tokens:
         if token is None:
             return None
         age_s = self._clock() - self._asked_at
-        lifetime_s = UNKNOWN_LIFETIME_S if token.lifetime_s is None else token.lifetime_s
-        if age_s >= lifetime_s - min(EARLY_S, lifetime_s / 10):
+        lifetime_s = OAUTH2_UNKNOWN_LIFETIME_S if token.lifetime_s is None else token.lifetime_s
+        if age_s >= lifetime_s - min(OAUTH2_EARLY_S, lifetime_s / 10):
             return None
-        if (anew or self._refused) and age_s >= min(FRESH_S, lifetime_s / 2):
+        if (anew or self._refused) and age_s >= min(OAUTH2_FRESH_S, lifetime_s / 2):
             return None
         return token.text
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from magnetar.bounds import MAX_SECRET_FILE_BYTES
 from magnetar.credentials.kinds import Secret
 from magnetar.errors import AuthenticationFailed, InvalidArgument
 
@@ -15,8 +16,6 @@ __all__ = ["call_secret", "check_secret", "file_of", "read_secret", "secret_now"
 
 _FILE: Final = "file:"
 _TOKEN: Final = "token:"
-MAX_FILE_BYTES: Final = 1024 * 1024
-"""The largest file that is read for a secret."""
 
 
 def token_source(text: str) -> str | Path:
@@ -50,7 +49,7 @@ def read_secret(file: Path, name: str) -> str:
     """The secret in a file; `name` says which one in the error.  Raises `AuthenticationFailed`."""
     try:
         with file.open("rb") as opened:
-            data = opened.read(MAX_FILE_BYTES + 1)
+            data = opened.read(MAX_SECRET_FILE_BYTES + 1)
     except OSError as error:
         raise AuthenticationFailed(
             f"The file of the {name}, {str(file)!r}, cannot be read "
@@ -60,7 +59,7 @@ def read_secret(file: Path, name: str) -> str:
         text = data.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
         text = ""
-    if not text or len(data) > MAX_FILE_BYTES:
+    if not text or len(data) > MAX_SECRET_FILE_BYTES:
         # The decoding error has the bytes, so it is not the cause.
         raise AuthenticationFailed(
             f"The file of the {name}, {str(file)!r}, has no text, or too much of it; write the "

@@ -15,25 +15,33 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from urllib.parse import quote, urlencode, urlsplit
 
+from magnetar.bounds import OAUTH2_ANSWER_BYTES, OAUTH2_FETCH_S
 from magnetar.credentials.kinds import IssuedToken, OAuth2Credentials, check_issuer_url
 from magnetar.credentials.secrets import file_of, read_secret
 from magnetar.errors import AuthenticationFailed, InvalidArgument
 
 __all__ = ["fetch_token", "without_key_file"]
 
-FETCH_S: Final = 8.0
-"""How long a fetch may take, both requests together.  Below the default `connect_timeout_s`."""
-ANSWER_BYTES: Final = 256 * 1024
-"""The largest answer of an issuer."""
 _DISCOVERY: Final = "/.well-known/openid-configuration"
 _CUT_S: Final = 0.1
 _SHOWN: Final = 200
 """Characters of an issuer's own words that an error shows."""
 
 Json = Mapping[str, object]
+
+
+class _Deadline(NamedTuple):
+    """When a fetch must have ended, by the monotonic clock, and how long that was at first."""
+
+    at: float
+    limit_s: float
+
+    @property
+    def left_s(self) -> float:
+        return self.at - time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +53,12 @@ class _Client:
     client_secret: str = field(repr=False)
 
 
-def fetch_token(credentials: OAuth2Credentials) -> IssuedToken:
-    """Ask the issuer for a new token; blocks for FETCH_S at most.
+def fetch_token(credentials: OAuth2Credentials, *, limit_s: float = OAUTH2_FETCH_S) -> IssuedToken:
+    """Ask the issuer for a new token; blocks for `limit_s` at most.
 
     Raises `AuthenticationFailed`, with the issuer's reason and without any secret.
     """
-    deadline = time.monotonic() + FETCH_S
+    deadline = _Deadline(time.monotonic() + limit_s, limit_s)
     client = _client_of(credentials)
     tls = _tls_context(credentials)
     discovery = client.issuer_url.rstrip("/") + _DISCOVERY
@@ -166,11 +174,11 @@ def _exchange(
     headers: Mapping[str, str],
     body: bytes | None,
     tls: ssl.SSLContext,
-    deadline: float,
+    deadline: _Deadline,
 ) -> tuple[int, bytes]:
     """Send one request; its status and body.  Raises `AuthenticationFailed`."""
     parts = urlsplit(url)
-    left_s = max(deadline - time.monotonic(), 0.001)
+    left_s = max(deadline.left_s, 0.001)
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(parts.netloc, timeout=left_s, context=tls)
@@ -183,16 +191,16 @@ def _exchange(
             held.append(connection.sock)
             connection.request(method, target, body, {**headers, "Accept": "application/json"})
             answer = connection.getresponse()
-            text = answer.read(ANSWER_BYTES + 1)
+            text = answer.read(OAUTH2_ANSWER_BYTES + 1)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _not_reached(url, error, late=time.monotonic() >= deadline) from None
+        raise _not_reached(url, error, deadline) from None
     finally:
         connection.close()
-    if time.monotonic() >= deadline:
-        raise _not_reached(url, TimeoutError(), late=True)
-    if len(text) > ANSWER_BYTES:
+    if deadline.left_s <= 0:
+        raise _not_reached(url, TimeoutError(), deadline)
+    if len(text) > OAUTH2_ANSWER_BYTES:
         raise AuthenticationFailed(
-            f"The OAuth2 issuer at {url} answers with more than {ANSWER_BYTES} bytes; check "
+            f"The OAuth2 issuer at {url} answers with more than {OAUTH2_ANSWER_BYTES} bytes; check "
             "issuer_url."
         )
     return answer.status, text
@@ -200,7 +208,7 @@ def _exchange(
 
 @contextmanager
 def _cut_at(
-    connection: http.client.HTTPConnection, deadline: float
+    connection: http.client.HTTPConnection, deadline: _Deadline
 ) -> Iterator[list[socket.socket]]:
     """Cut the connection at the deadline: its own timeout begins anew with each byte.
 
@@ -210,7 +218,7 @@ def _cut_at(
     held: list[socket.socket] = []
 
     def watch() -> None:
-        done.wait(max(0.0, deadline - time.monotonic()))
+        done.wait(max(0.0, deadline.left_s))
         while not done.wait(_CUT_S):
             # During the TLS handshake it is not in the list yet.
             for each in held or [connection.sock]:
@@ -227,14 +235,15 @@ def _cut_at(
         watching.join()
 
 
-def _not_reached(url: str, error: Exception, *, late: bool) -> AuthenticationFailed:
+def _not_reached(url: str, error: Exception, deadline: _Deadline) -> AuthenticationFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthenticationFailed(
             f"The OAuth2 issuer at {url} has a certificate that is not trusted ({error}); name its "
             "authority in the trust file of the OAuth2 credentials, and use a host name of the "
             "certificate."
         )
-    why = f"within {FETCH_S:g} s" if late or isinstance(error, TimeoutError) else ""
+    late = deadline.left_s <= 0 or isinstance(error, TimeoutError)
+    why = f"within {deadline.limit_s:g} s" if late else ""
     # An error of another kind may have the request in it.
     said = str(error) if isinstance(error, OSError) else type(error).__name__
     return AuthenticationFailed(

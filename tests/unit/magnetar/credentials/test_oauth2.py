@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from magnetar.bounds import OAUTH2_EARLY_S, OAUTH2_FRESH_S, OAUTH2_UNKNOWN_LIFETIME_S
 from magnetar.credentials.kinds import IssuedToken, OAuth2Credentials
-from magnetar.credentials.oauth2 import EARLY_S, FRESH_S, UNKNOWN_LIFETIME_S, OAuth2Tokens
+from magnetar.credentials.oauth2 import OAuth2Tokens
 from magnetar.errors import AuthenticationFailed
 
 CREDENTIALS = OAuth2Credentials("https://issuer", "id", "secret")
@@ -34,10 +35,10 @@ class World:
 @pytest.mark.parametrize(
     ("lifetime_s", "kept_s"),
     [
-        (3600, 3600 - EARLY_S),
+        (3600, 3600 - OAUTH2_EARLY_S),
         (100, 90),
         (1, 0.9),
-        (None, UNKNOWN_LIFETIME_S - UNKNOWN_LIFETIME_S / 10),
+        (None, OAUTH2_UNKNOWN_LIFETIME_S - OAUTH2_UNKNOWN_LIFETIME_S / 10),
     ],
 )
 def test_token_is_kept_until_it_is_about_to_expire(lifetime_s: float | None, kept_s: float) -> None:
@@ -73,10 +74,10 @@ def test_token_is_replaced_if_a_broker_wants_another_one(
     world = World(3600)
     world.tokens.get()
     assert ask(world.tokens) == "token-1", "a fresh one is as new as the issuer has it"
-    world.now += FRESH_S
+    world.now += OAUTH2_FRESH_S
     assert ask(world.tokens) == "token-2"
     assert ask(world.tokens) == "token-2", "connections that are asked together share one"
-    world.now += FRESH_S + 1
+    world.now += OAUTH2_FRESH_S + 1
     assert world.tokens.get() == ("token-2" if ask is ask_anew else "token-3")
 
 

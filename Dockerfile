@@ -13,6 +13,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY config config
+COPY security security
 COPY storage storage
 COPY txn txn
 COPY broker broker

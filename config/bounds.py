@@ -42,6 +42,15 @@ GONE_PEER_CHECK_S = 0.75
 HANDSHAKE_FRAME_BYTES = 64 * 1024
 """Largest frame until CONNECT is answered."""
 HANDSHAKE_TIMEOUT_S = 10
+TLS_HANDSHAKE_S = 10
+"""How long a TLS handshake may take, from the connection's beginning on; before CONNECT."""
+TLS_HANDSHAKES = 2_000
+"""TLS handshakes of one port in progress.  Above it the one that has waited longest for its peer is
+ended, and one that comes while none waits for its peer.  Each takes some 50 KB of OpenSSL."""
+TLS_HANDSHAKES_OF_ADDRESS = 500
+"""The same of one address, so that one cannot end the handshakes of all others."""
+TLS_RELOAD_FILE_BYTES = 4 * 1024 * 1024
+"""Largest file with certificates or a key."""
 RELAY_KEEP_ALIVE_S = 30
 """How often the relay of an ordered consumer asks whether the leader still answers."""
 FORWARD_CONNECT_TIMEOUT_S = 5
@@ -387,15 +396,14 @@ RECORD_LOOK_RETRY_S = 1.0
 """Pause before the record of a topic is read again after a failed read."""
 DAG_COALESCE_S = 0.05
 """Moves of a topic's segments and lead within this time are pushed together."""
-SEGMENT_OWNER_TRIES = 6
-"""How often the owner of a segment or partition is looked up again for one call, while owners
-change."""
-SEGMENT_OWNER_RETRY_PAUSE_S = 0.1
+OWNER_TRIES = 6
+"""How often the owner of a topic or segment is looked up for one request, while owners change."""
+OWNER_RETRY_PAUSE_S = 0.1
 """Pause after the first of those tries; the n-th is n times as long."""
-SEGMENT_OWNER_HOPS = 4
+OWNER_HOPS = 4
 """Brokers that one of those tries asks, when each names another one as the owner."""
-SEGMENT_CALL_S = 30.0
-"""How long another broker may take for one call about a segment; sealing waits for producers."""
+OWNER_REQUEST_S = 30.0
+"""How long the owner may take for one request; sealing a segment waits for its producers."""
 FEED_RETRY_S = 0.1
 """First pause before a lost feed is connected again ..."""
 FEED_RETRY_MAX_S = 2.0
@@ -537,7 +545,7 @@ SHEDDING_MOVES = 8
 SHEDDING_REST_S = 600
 """How long a topic that was moved is not moved again."""
 PEER_TIMEOUT_S = 10
-"""How long another broker may take to answer; unloading a topic is the longest."""
+"""How long another broker may take for other requests; loading a topic is the longest."""
 CHANNEL_REQUESTS_IN_FLIGHT = 256
 """Requests to one other broker that wait for its answer; more wait for those, or are refused."""
 CHANNEL_FRAME_BYTES = 64 * 1024 * 1024
@@ -665,3 +673,19 @@ ZOOKEEPER_BATCH_BYTES = 128 * 1024
 """Bounds of the writes that are sent together; a larger one is sent alone."""
 ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
+
+# Security
+ROLE_BYTES = 256
+"""Length of a role: no longer than the owner of a transaction key (TXN_KEY_BYTES)."""
+TOKEN_BYTES = 16 * 1024
+"""Length of a token (JWT); a longer one is refused before it is parsed."""
+TOKEN_KEYS = 32
+"""Keys that tokens may be signed with: a token without the id of its key is tried with each."""
+KEY_SOURCE_BYTES = 64 * 1024
+"""Length of a file, data URL or setting with a key or token; a longer one is refused."""
+RSA_KEY_BITS_MIN = 2048
+"""Shortest RSA key of tokens (RFC 7518); a shorter one is refused."""
+RSA_KEY_BITS_MAX = 8192
+"""Longest RSA key of tokens: a check with it takes some 0.2 ms."""
+TOKEN_CLOCK_SKEW_MAX_S = 600
+"""Most that the clocks of those that make tokens may be off."""

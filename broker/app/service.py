@@ -30,9 +30,11 @@ from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
+from broker.wire.listening import PortSetting
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.request_share import CostlyRequests
-from broker.wire.server import BinaryServer
+from broker.wire.server import BinaryServer, TlsBinaryServer
+from broker.wire.tls_handshakes import Handshakes
 from config.bounds import (
     BROKER_INFLIGHT_BYTES,
     CONNECTION_INFLIGHT_BYTES,
@@ -42,6 +44,7 @@ from config.bounds import (
 )
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
+from security.reloading import Reloader
 from storage.clock import Clock
 from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
@@ -52,6 +55,7 @@ from storage.offload.cold_ledgers import ColdLedgers
 if TYPE_CHECKING:
     from broker.app.cluster_membership import ClusterMembership
     from broker.placement.several import SeveralBrokers
+    from security.tls import PeerTls, ServerTls
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
 log = structlog.get_logger(__name__)
@@ -101,20 +105,38 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
+        handshakes = Handshakes(self._has_room_for_handshake)
+        self.handshakes: dict[PortSetting, Handshakes] = {PortSetting.PORT_TLS: handshakes}
+        """The TLS handshakes of each port; that of the REST port is added by its server."""
+        self.server_tls: ServerTls | None = None
+        """The TLS of the ports; None if none has TLS."""
+        self.peer_tls: PeerTls | None = None
+        """The TLS towards other brokers; None if there are none."""
+        self.reloader = Reloader(settings.security_reload_interval_s)
         self.serving = False
-        self._http_socket: socket.socket | None = None
+        self._http_sockets: dict[PortSetting, socket.socket] = {}
         self._checks: asyncio.Future[None] | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
         self._server = BinaryServer(
-            self, handler_table(), send, max_connections=self.descriptors.binary
+            self,
+            handler_table(),
+            send,
+            max_connections=self.descriptors.binary,
+            handshakes=handshakes,
         )
+        self._tls_server: TlsBinaryServer | None = None
         self._exit = AsyncExitStack()
 
     @property
     def port(self) -> int:
-        """The port of the binary protocol, once started."""
+        """The port of the binary protocol, once started; 0 if it has TLS only."""
         return self._server.port
+
+    @property
+    def port_tls(self) -> int | None:
+        """The port of the binary protocol over TLS, once started; None without."""
+        return None if self._tls_server is None else self._tls_server.port
 
     @property
     def broker_id(self) -> str:
@@ -145,9 +167,9 @@ class Broker:
         self.bookkeeper = stores.bookkeeper
         self._health = HealthCheck(self.metadata, stores.ledgers, self.clock)
         at_stop("health", self._health.close)
-        at_stop("server", self._server.stop)
-        self._server.bind(settings.bind_host, settings.port)
-        self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        await self._load_tls()
+        at_stop("server", self._stop_listening)
+        self._bind()
         self.offloads = Offloads(self, asyncio.get_running_loop().time)
         self.managed_ledgers = ManagedLedgerFactory(
             self.metadata,
@@ -159,7 +181,7 @@ class Broker:
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self._sweep_orphans()
-        await self._join_others(stores)
+        await self._join_others()
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
         await self.namespaces.start()
@@ -176,14 +198,68 @@ class Broker:
         at_stop("coordinators", self.transactions.stop_serving)
         await self.transactions.serve()
         self._start_periodic_work()
-        await self._server.start()
+        await self._listen()
         self.serving = True
         if stores.check_later is not None:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
 
+    async def _load_tls(self) -> None:
+        """Load certificates.  Raises `UnusableCertificate`."""
+        settings, joins = self.settings, self._joins_others
+        if not settings.uses_tls and not joins:
+            return
+        # Not imported at the top: a single broker without TLS starts sooner.
+        tls = await asyncio.to_thread(importlib.import_module, "security.tls")
+        if settings.uses_tls:
+            ports: ServerTls = await asyncio.to_thread(tls.ServerTls, settings)
+            self.server_tls = ports
+            self.reloader.add(ports)
+        if joins:
+            peers: PeerTls = await asyncio.to_thread(tls.PeerTls, settings)
+            self.peer_tls = peers
+            self.reloader.add(peers)
+
+    def _bind(self) -> None:
+        """Bind the sockets of the binary protocol.  Raises `CannotListen`."""
+        settings, tls = self.settings, self.server_tls
+        if settings.plaintext_ports:
+            self._server.bind(settings.bind_host, settings.port)
+        self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        if tls is not None and settings.port_tls is not None:
+            self._tls_server = TlsBinaryServer(
+                self,
+                handler_table(),
+                send,
+                max_connections=self.descriptors.binary,
+                handshakes=self.handshakes[PortSetting.PORT_TLS],
+                context=lambda: tls.current,
+            )
+            self._tls_server.bind(settings.bind_host, settings.port_tls)
+        self.placement.listening_tls(
+            port=self.port_tls,
+            http_port=settings.http_port_tls,
+            only=not settings.plaintext_ports,
+        )
+
+    async def _listen(self) -> None:
+        if self.settings.plaintext_ports:
+            await self._server.start()
+        if self._tls_server is not None:
+            await self._tls_server.start()
+
+    async def _stop_listening(self) -> None:
+        await self._server.stop()
+        if self._tls_server is not None:
+            await self._tls_server.stop()
+
+    def _has_room_for_handshake(self, handshakes: int) -> bool:
+        return len(self.connections) + handshakes < self.descriptors.binary
+
     def _start_periodic_work(self) -> None:
+        self._release_at_stop("security_reload", self.reloader.stop)
+        self.reloader.start()
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
         self._release_at_stop("idle_topics", self.idle_topics.stop)
         self.idle_topics.start()
@@ -200,10 +276,14 @@ class Broker:
             # A damaged page keeps nobody from topics whose records are in others.
             log.error("orphaned_ledgers_not_swept", error=str(error), action="at the next start")
 
-    async def _join_others(self, stores: Stores) -> None:
+    @property
+    def _joins_others(self) -> bool:
+        return self.joins_others and self._stores is not None and self._stores.shared
+
+    async def _join_others(self) -> None:
         """Open the session of this process, and join the brokers that share its stores."""
         timeout_ms = self.settings.metadata_store_session_timeout_ms
-        if not stores.shared or not self.joins_others:
+        if not self._joins_others:
             self.session = await self.metadata.open_session(
                 timeout_ms=timeout_ms, identity=self.broker_id
             )
@@ -213,20 +293,18 @@ class Broker:
         module = await asyncio.to_thread(importlib.import_module, "broker.app.cluster_membership")
         joined: ClusterMembership = await module.join(self)
         several = self.placement = self._several = joined.placement
-        self._http_socket = joined.http_socket
-        self._exit.callback(self._close_http_socket)
+        self._http_sockets.update(joined.http_sockets)
+        self._exit.callback(self._close_http_sockets)
         self._release_at_stop("placement", several.stop)
         self.session = several.session
 
-    def take_http_socket(self) -> socket.socket | None:
-        """Pass the bound socket of the REST port to the caller; None if it was not bound early."""
-        taken, self._http_socket = self._http_socket, None
-        return taken
+    def take_http_socket(self, setting: PortSetting) -> socket.socket | None:
+        """Pass the bound socket of a REST port to the caller; None if it was not bound early."""
+        return self._http_sockets.pop(setting, None)
 
-    def _close_http_socket(self) -> None:
-        taken = self.take_http_socket()
-        if taken is not None:
-            taken.close()
+    def _close_http_sockets(self) -> None:
+        while self._http_sockets:
+            self._http_sockets.popitem()[1].close()
 
     async def drain(self) -> None:
         """Accept no new work, make everything acknowledged durable, and disconnect clients.
@@ -239,7 +317,7 @@ class Broker:
             await self.idle_topics.stop()
             await self.scalable.stop()
             await self.topics.hand_over()
-        await self._server.stop()
+        await self._stop_listening()
         connections = list(self.connections)
         for connection in connections:
             connection.pause_reading(DRAINING)

@@ -13,7 +13,7 @@ import typer
 
 from broker.cli.ledgers import register_ledgers
 from broker.cli.rest_client import RestFailure, fetch, refusal
-from broker.cli.rest_commands import Admin, asking
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
 from config.settings import Settings
@@ -21,6 +21,12 @@ from magnetar.protocol.server_error import MagnetarError
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
+]
+PortTls = Annotated[
+    int | None, typer.Option(help="Binary protocol port with TLS, 6651 by custom [none]")
+]
+HttpPortTls = Annotated[
+    int | None, typer.Option(help="REST and metrics port with TLS, 8443 by custom [none]")
 ]
 HEALTH_TIMEOUT_S = 3
 
@@ -45,6 +51,8 @@ def standalone(
     data_dir: Annotated[Path | None, typer.Option(help="Directory of all durable data")] = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    port_tls: PortTls = None,
+    http_port_tls: HttpPortTls = None,
     bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients [127.0.0.1]")
@@ -57,6 +65,8 @@ def standalone(
         data_dir=data_dir,
         port=port,
         http_port=http_port,
+        port_tls=port_tls,
+        http_port_tls=http_port_tls,
         bind_host=bind_host,
         advertised_host=advertised_host,
     )
@@ -69,6 +79,8 @@ def broker(
     config: ConfigFile = None,
     port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    port_tls: PortTls = None,
+    http_port_tls: HttpPortTls = None,
     bind_host: Annotated[str | None, typer.Option(help="Address to listen on [0.0.0.0]")] = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients and other brokers [127.0.0.1]")
@@ -79,6 +91,8 @@ def broker(
         config,
         port=port,
         http_port=http_port,
+        port_tls=port_tls,
+        http_port_tls=http_port_tls,
         bind_host=bind_host,
         advertised_host=advertised_host,
     )
@@ -100,26 +114,28 @@ def _serve(settings: Settings) -> NoReturn:
 
 def show_config(config: ConfigFile = None) -> None:
     """Print every setting with its value and meaning, as TOML that can be used again."""
-    from pydantic import SecretStr
+    from config.settings import is_secret
 
     settings = _settings(config)
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         typer.echo(f"# {field.description or name}")
-        if value is None or isinstance(value, SecretStr):
+        if value is None or is_secret(name):
             typer.echo(f"# {name} = {'(not set)' if not value else '(not shown)'}")
         else:
-            shown = value if isinstance(value, int | str) else str(value)
+            shown = value if isinstance(value, int | float | str | tuple) else str(value)
             typer.echo(f"{name} = {json.dumps(shown)}")
 
 
-def health(admin: Admin) -> None:
+@asking
+def health(admin: Admin = DEFAULT_ADMIN) -> None:
     """Check the health of a broker: status 0 if it is well."""
     url = f"{admin.admin_url.rstrip('/')}/admin/v2/brokers/health"
     known = None
     try:
         known = admin.authorization()
-        typer.echo(fetch(url, HEALTH_TIMEOUT_S, authorization=known).decode())
+        tls = admin.tls_context()
+        typer.echo(fetch(url, HEALTH_TIMEOUT_S, authorization=known, tls=tls).decode())
     except RestFailure as error:
         raise fail(error) from error
     except urllib.error.HTTPError as error:
@@ -150,7 +166,7 @@ def register(app: typer.Typer) -> None:
     app.command("standalone")(standalone)
     app.command("broker")(broker)
     app.command("config")(show_config)
-    app.command("health")(asking(health))
+    app.command("health")(health)
     app.command("backup")(backup)
     register_ledgers(app)
     register_topics(app)

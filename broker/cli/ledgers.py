@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.rest_commands import Admin, ask, asking, mapping, printable
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, mapping, printable
 
 
+@asking
 def orphans(
     delete: Annotated[bool, typer.Option("--delete", help="Remove them from the bookies")] = False,
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Show ledgers on bookies that crashed brokers left and no record names."""
     found = ask(admin, "DELETE" if delete else "GET", "/admin/v2/ledgers/orphans")
@@ -29,7 +29,7 @@ def register_ledgers(app: typer.Typer) -> None:
     """Add the `ledgers` group."""
     group = typer.Typer(help="Ledgers on bookies: what crashes left.", no_args_is_help=True)
     group.callback()(_keep_group)
-    group.command("orphans")(asking(orphans))
+    group.command("orphans")(orphans)
     app.add_typer(group, name="ledgers")
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from broker.cli.rest_commands import Admin, ask, asking, mapping, topic_path
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, mapping, topic_path
 
 TopicOrSegment = Annotated[
     str,
@@ -39,12 +39,12 @@ def _query(url: str) -> str:
     return "?" + urlencode({"url": url}) if url else ""
 
 
+@asking
 def offload(
     topic: TopicOrSegment,
     url: UrlOption = "",
     wait: Annotated[bool, typer.Option(help="Return when it is done")] = False,
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Copy the closed ledgers of a topic to the broker's storage of copies."""
     path = _path(topic)
@@ -54,7 +54,7 @@ def offload(
     ):
         time.sleep(_POLL_S)
     if wait:
-        status(topic, admin=admin)
+        _show_status(topic, admin)
     else:
         typer.echo(f"Offloading {topic}: see `magnetar topics offload-status`.")
 
@@ -68,8 +68,13 @@ def _parts(answer: object) -> list[Mapping[str, object]]:
     return [found]
 
 
-def status(topic: TopicOrSegment, *, admin: Admin) -> None:
+@asking
+def status(topic: TopicOrSegment, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show which ledgers of a topic are copied, and which of them are deleted."""
+    _show_status(topic, admin)
+
+
+def _show_status(topic: str, admin: Admin) -> None:
     failed = False
     for part in _parts(ask(admin, "GET", _path(topic) + "/manifest")):
         error = part.get("lastError")
@@ -97,7 +102,8 @@ def _line(ledger: Mapping[str, object]) -> str:
     )
 
 
-def drop_hot(topic: TopicOrSegment, *, admin: Admin) -> None:
+@asking
+def drop_hot(topic: TopicOrSegment, admin: Admin = DEFAULT_ADMIN) -> None:
     """Delete the ledgers of a topic that have a complete copy now, not some time later."""
     dropped = ask(admin, "POST", _path(topic) + "/dropHot")
     lists = dropped.values() if isinstance(dropped, dict) else [dropped]
@@ -105,14 +111,14 @@ def drop_hot(topic: TopicOrSegment, *, admin: Admin) -> None:
     typer.echo(f"Deleted {count} ledger(s) of {topic}; they are read from their copies.")
 
 
+@asking
 def orphans(
     url: UrlOption = "",
     delete: Annotated[
         bool,
         typer.Option("--delete", help="Delete them: only if no other cluster uses the location"),
     ] = False,
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Show objects that crashes left in the storage of copies and no topic names."""
     path = "/admin/v2/offload/orphans" + _query(url)
@@ -127,7 +133,7 @@ def orphans(
 
 def add_offload(group: typer.Typer) -> None:
     """Add the commands of offloading to `topics`."""
-    group.command("offload")(asking(offload))
-    group.command("offload-status")(asking(status))
-    group.command("drop-hot")(asking(drop_hot))
-    group.command("offload-orphans")(asking(orphans))
+    group.command("offload")(offload)
+    group.command("offload-status")(status)
+    group.command("drop-hot")(drop_hot)
+    group.command("offload-orphans")(orphans)

@@ -2,11 +2,13 @@
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from http import HTTPStatus
 from http.client import HTTPMessage
+from pathlib import Path
 from typing import IO, cast
 
 from magnetar.protocol.rest_reason import BODY_MAX, rest_reason
@@ -58,6 +60,32 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         )
 
 
+def client_context(
+    trust_file: Path | None, certificate_file: Path | None, key_file: Path | None
+) -> ssl.SSLContext:
+    """Make a TLS context that verifies the broker, by the system's authorities without a file.
+
+    Raises `RestFailure` for files that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=trust_file)
+    except (OSError, ssl.SSLError) as error:
+        raise RestFailure(
+            f"{trust_file} cannot be used ({error}): name a PEM file with the certificates of "
+            "authorities by --tls-trust-file."
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate_file is not None:
+        try:
+            context.load_cert_chain(certificate_file, key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise RestFailure(
+                f"{certificate_file} and {key_file} cannot be used ({error}): name the PEM files "
+                "of a certificate and of its key by --tls-certificate-file and --tls-key-file."
+            ) from error
+    return context
+
+
 def call(
     base_url: str,
     method: str,
@@ -65,10 +93,12 @@ def call(
     body: object | None = None,
     *,
     authorization: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> object:
     """Send one request; return the decoded JSON, or None for an empty body.
 
-    `authorization` is the header of that name.  Raises `RestFailure` with the broker's own reason.
+    `authorization` is the header of that name; `tls` is the context for https:// addresses.  Raises
+    `RestFailure` with the broker's own reason.
     """
     if not base_url.startswith(("http://", "https://")):
         raise RestFailure(f"{base_url} is no REST address: write it as http://host:port.")
@@ -81,7 +111,7 @@ def call(
     )
     redirects = _RedirectHandler(base_url)
     try:
-        with _opened(request, redirects, TIMEOUT_S) as response:
+        with _opened(request, redirects, TIMEOUT_S, tls) as response:
             return _decode(response.read(), redirects.at)
     except urllib.error.HTTPError as error:
         if error.code in _SAME_METHOD:
@@ -93,6 +123,11 @@ def call(
         raise RestFailure(refusal(error, redirects.at, known=known)) from error
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise RestFailure(
+                f"The certificate of {redirects.at} is not trusted ({reason.verify_message}): name "
+                "its authority by --tls-trust-file."
+            ) from error
         raise RestFailure(
             f"No broker answers at {redirects.at} ({reason}): start one with "
             "`magnetar standalone`, or name another with --admin-url."
@@ -104,21 +139,31 @@ def call(
         ) from error
 
 
-def fetch(url: str, timeout_s: float, *, authorization: str | None = None) -> bytes:
-    """The body of a GET.  Raises `RestFailure` for a redirect that is not followed, and as urllib.
+def fetch(
+    url: str,
+    timeout_s: float,
+    *,
+    authorization: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> bytes:
+    """The body of a GET; see `call`.
 
-    `authorization` is the header of that name.
+    Raises `RestFailure` for a redirect that is not followed, and as urllib does.
     """
     headers = {} if authorization is None else {"Authorization": authorization}
     request = urllib.request.Request(url, headers=headers)
-    with _opened(request, _RedirectHandler(url), timeout_s) as answer:
+    with _opened(request, _RedirectHandler(url), timeout_s, tls) as answer:
         return answer.read()
 
 
 def _opened(
-    request: urllib.request.Request, redirects: _RedirectHandler, timeout_s: float
+    request: urllib.request.Request,
+    redirects: _RedirectHandler,
+    timeout_s: float,
+    tls: ssl.SSLContext | None,
 ) -> http.client.HTTPResponse:
-    opener = urllib.request.build_opener(redirects)
+    https = [] if tls is None else [urllib.request.HTTPSHandler(context=tls)]
+    opener = urllib.request.build_opener(redirects, *https)
     return cast("http.client.HTTPResponse", opener.open(request, timeout=timeout_s))
 
 

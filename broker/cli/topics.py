@@ -9,6 +9,7 @@ import typer
 
 from broker.cli.offload import add_offload
 from broker.cli.rest_commands import (
+    DEFAULT_ADMIN,
     Admin,
     ask,
     asking,
@@ -20,21 +21,21 @@ from broker.cli.rest_commands import (
 TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
 
 
+@asking
 def create(
     topic: TopicArgument,
     segments: Annotated[int, typer.Option(min=1, help="Segments to begin with")] = 1,
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Create a scalable topic."""
     ask(admin, "PUT", f"{topic_path(topic)}?numInitialSegments={segments}")
     typer.echo(f"Created {topic} with {segments} segment(s).")
 
 
+@asking
 def list_topics(
     namespace: Annotated[str, typer.Argument(help="tenant/namespace")] = "public/default",
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List the scalable topics of a namespace."""
     parts = namespace.split("/")
@@ -45,7 +46,8 @@ def list_topics(
         typer.echo(printable(name))
 
 
-def get(topic: TopicArgument, *, admin: Admin) -> None:
+@asking
+def get(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show the layout: every segment with its range, state, parents and children."""
     layout = mapping(ask(admin, "GET", topic_path(topic)))
     typer.echo(f"{topic}  epoch {layout.get('epoch')}")
@@ -67,41 +69,42 @@ def _ids(values: object) -> str:
     return ",".join(str(value) for value in values) if isinstance(values, list) and values else "-"
 
 
+@asking
 def delete(
     topic: TopicArgument,
     force: Annotated[bool, typer.Option(help="Even while clients are connected")] = False,
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Delete a scalable topic and its data."""
     ask(admin, "DELETE", f"{topic_path(topic)}?force={str(force).lower()}")
     typer.echo(f"Deleted {topic}.")
 
 
+@asking
 def split(
     topic: TopicArgument,
     segment: Annotated[int, typer.Argument(help="Id of an active segment")],
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Split one active segment in two."""
     ask(admin, "POST", f"{topic_path(topic)}/split/{segment}")
     typer.echo(f"Split segment {segment} of {topic}.")
 
 
+@asking
 def merge(
     topic: TopicArgument,
     first: Annotated[int, typer.Argument(help="Id of an active segment")],
     second: Annotated[int, typer.Argument(help="Id of an adjacent active segment")],
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Merge two adjacent active segments into one."""
     ask(admin, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
     typer.echo(f"Merged segments {first} and {second} of {topic}.")
 
 
-def history(topic: TopicArgument, *, admin: Admin) -> None:
+@asking
+def history(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show the splits, merges and moves of a topic, oldest first."""
     answer = ask(admin, "GET", f"{topic_path(topic)}/history")
     for entry in answer if isinstance(answer, list) else []:
@@ -114,7 +117,8 @@ def history(topic: TopicArgument, *, admin: Admin) -> None:
         )
 
 
-def stats(topic: TopicArgument, *, admin: Admin) -> None:
+@asking
+def stats(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show segments, traffic, and the backlog of each subscription."""
     answer = mapping(ask(admin, "GET", f"{topic_path(topic)}/stats"))
     typer.echo(
@@ -165,13 +169,13 @@ def _size(members: Mapping[str, object], name: str) -> str:
 def register_topics(app: typer.Typer) -> None:
     """Add the `topics` group."""
     group = typer.Typer(help="Scalable topics: create, show, split, merge.", no_args_is_help=True)
-    group.command("create")(asking(create))
-    group.command("list")(asking(list_topics))
-    group.command("get")(asking(get))
-    group.command("delete")(asking(delete))
-    group.command("split")(asking(split))
-    group.command("merge")(asking(merge))
-    group.command("history")(asking(history))
-    group.command("stats")(asking(stats))
+    group.command("create")(create)
+    group.command("list")(list_topics)
+    group.command("get")(get)
+    group.command("delete")(delete)
+    group.command("split")(split)
+    group.command("merge")(merge)
+    group.command("history")(history)
+    group.command("stats")(stats)
     add_offload(group)
     app.add_typer(group, name="topics")

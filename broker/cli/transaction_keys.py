@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from broker.cli.rest_commands import Admin, ask, asking, or_dash, printable
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, or_dash, printable
 from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"
@@ -39,13 +39,13 @@ def _path(key: str, owner: str) -> str:
     return f"{BASE}?{urlencode({'key': key, **({'owner': owner} if owner else {})})}"
 
 
+@asking
 def list_keys(
     limit: Annotated[
         int, typer.Option(min=1, max=TXN_KEYS_LISTED, help="Show at most this many")
     ] = 100,
     after: Annotated[str, typer.Option(help="Go on where an earlier list ended")] = "",
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List transaction keys, with the last transaction of each."""
     query = urlencode({"limit": limit, "after": after})
@@ -60,7 +60,8 @@ def list_keys(
     typer.echo(f"{len(rows)} shown{f'; more with --after {more!r}' if more else ''}.")
 
 
-def get(key: KeyArgument, owner: OwnerOption = "", *, admin: Admin) -> None:
+@asking
+def get(key: KeyArgument, owner: OwnerOption = "", admin: Admin = DEFAULT_ADMIN) -> None:
     """Show one key: its epoch, its last transaction, and how many connections use it."""
     typer.echo(_COLUMNS)
     row = _mapping(ask(admin, "GET", _path(key, owner)))
@@ -75,7 +76,8 @@ def get(key: KeyArgument, owner: OwnerOption = "", *, admin: Admin) -> None:
             typer.echo(f"  with positions {printable(last.get('positions'))}")
 
 
-def delete(key: KeyArgument, owner: OwnerOption = "", *, admin: Admin) -> None:
+@asking
+def delete(key: KeyArgument, owner: OwnerOption = "", admin: Admin = DEFAULT_ADMIN) -> None:
     """Delete a key: abort its open transaction, and close connections that use it."""
     ask(admin, "DELETE", _path(key, owner))
     typer.echo(f"Transaction key {printable(key)} is deleted.")
@@ -84,7 +86,7 @@ def delete(key: KeyArgument, owner: OwnerOption = "", *, admin: Admin) -> None:
 def register_keys(group: typer.Typer) -> None:
     """Add `keys` to the `txn` group."""
     keys = typer.Typer(help="Transaction keys: list, show, delete.", no_args_is_help=True)
-    keys.command("list")(asking(list_keys))
-    keys.command("get")(asking(get))
-    keys.command("delete")(asking(delete))
+    keys.command("list")(list_keys)
+    keys.command("get")(get)
+    keys.command("delete")(delete)
     group.add_typer(keys, name="keys")

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_commands import Admin, ask, asking, printable
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, printable
 from broker.cli.transaction_keys import register_keys
 from config.bounds import TXN_LISTED
 
@@ -89,12 +89,12 @@ def _group_lines(group: Mapping[str, object]) -> Iterator[str]:
         yield f"  of which {messages} messages are on {printable(segment)}"
 
 
+@asking
 def list_open(
     coordinator: Annotated[int | None, typer.Option(help="Show those of one coordinator")] = None,
     older_than_s: Annotated[int, typer.Option(min=0, help="Show those open for longer")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=TXN_LISTED, help="Show at most this many")] = 100,
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List open transactions, the oldest first."""
     query = f"limit={limit}&olderThanMs={older_than_s * 1000}"
@@ -109,7 +109,8 @@ def list_open(
     typer.echo(f"{answer.get('open')} open, {len(rows)} shown.")
 
 
-def show(txn: TxnArgument, *, admin: Admin) -> None:
+@asking
+def show(txn: TxnArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show one transaction: its state, its owner, its writes and acknowledgements."""
     row = _mapping(ask(admin, "GET", f"{BASE}/transaction/{txn_path(txn)}"))
     typer.echo(_COLUMNS)
@@ -129,10 +130,10 @@ def show(txn: TxnArgument, *, admin: Admin) -> None:
         )
 
 
+@asking
 def why(
     topic: Annotated[str, typer.Argument(help="topic://t/ns/x, persistent://..., segment://...")],
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Show the open transactions on each segment that keep readers from the end of a topic."""
     answer = _mapping(ask(admin, "GET", f"{BASE}/why/{named_path(topic)}"))
@@ -158,11 +159,11 @@ def why(
         typer.echo("End one by hand with `magnetar txn end TRANSACTION abort`.")
 
 
+@asking
 def end(
     txn: TxnArgument,
     action: Annotated[str, typer.Argument(help="commit or abort")],
-    *,
-    admin: Admin,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """End one transaction; its client gets an error when it goes on."""
     if action not in ("commit", "abort"):
@@ -177,9 +178,9 @@ def register_transactions(app: typer.Typer) -> None:
         help="Transactions: list, show, end, and find those that keep readers back.",
         no_args_is_help=True,
     )
-    group.command("list")(asking(list_open))
-    group.command("show")(asking(show))
-    group.command("why")(asking(why))
-    group.command("end")(asking(end))
+    group.command("list")(list_open)
+    group.command("show")(show)
+    group.command("why")(why)
+    group.command("end")(end)
     register_keys(group)
     app.add_typer(group, name="txn")

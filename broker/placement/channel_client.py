@@ -24,6 +24,7 @@ from broker.placement.channel import (
     Refusal,
     goodbye_of,
 )
+from broker.placement.dialing import Dialer
 from broker.placement.peer_failed import PeerFailed
 from broker.placement.placement import BrokerAddress
 from broker.placement.typed_request import Request
@@ -48,9 +49,10 @@ log = structlog.get_logger(__name__)
 class ChannelClient:
     """The channels of one broker to all others."""
 
-    def __init__(self, broker_id: Callable[[], str]) -> None:
+    def __init__(self, broker_id: Callable[[], str], dialer: Dialer | None = None) -> None:
         """`broker_id` returns the id of this broker, for HELLO."""
         self._broker_id = broker_id
+        self._dialer = dialer or Dialer()
         self._http: aiohttp.ClientSession | None = None
         self._channels: dict[str, _Channel] = {}
         self._closed = False
@@ -90,7 +92,7 @@ class ChannelClient:
             self._http = aiohttp.ClientSession()
         known = self._channels.get(address.broker_id)
         if known is None:
-            known = _Channel(self._http, self._broker_id, address)
+            known = _Channel(self._http, self._broker_id, address, self._dialer)
             self._channels[address.broker_id] = known
         return known
 
@@ -99,9 +101,14 @@ class _Channel:
     """The channel to one broker: opens the connection and opens it again when it was lost."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, broker_id: Callable[[], str], address: BrokerAddress
+        self,
+        http: aiohttp.ClientSession,
+        broker_id: Callable[[], str],
+        address: BrokerAddress,
+        dialer: Dialer,
     ) -> None:
         self._address = address
+        self._dialer = dialer
         self._http = http
         self._broker_id = broker_id
         self._backoff = Backoff(CHANNEL_RETRY_S, CHANNEL_RETRY_MAX_S)
@@ -146,8 +153,10 @@ class _Channel:
         return connection
 
     async def _connect(self) -> "ChannelConnection":
+        web = self._dialer.web_of(self._address)
         socket = await self._http.ws_connect(
-            self._address.web_url + CHANNEL_PATH,
+            web.url + CHANNEL_PATH,
+            ssl=web.tls or True,
             heartbeat=CHANNEL_HEARTBEAT_S,
             max_msg_size=CHANNEL_FRAME_BYTES,
             timeout=aiohttp.ClientWSTimeout(ws_close=CHANNEL_CLOSE_S),
@@ -175,7 +184,7 @@ class _Channel:
         else:
             return _no_answer(self._address, str(error) or "connecting took too long")
         log.warning("channel_refused", broker=self._address.broker_id, error=reason)
-        return PeerFailed(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+        return PeerFailed(reason)
 
     def _opened(self, opening: "asyncio.Task[ChannelConnection]") -> None:
         self._opening = None
@@ -215,12 +224,7 @@ class ChannelConnection:
             raise _no_answer(self._address, "time is up") from error
         if isinstance(answer, Answer):
             return request.answer_from_json(answer.value)
-        raise PeerFailed(
-            answer.reason,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            answer.code,
-            owner_id=answer.owner_id or "",
-        )
+        raise PeerFailed(answer.reason, answer.code, owner_id=answer.owner_id or "")
 
     def on_event(self, kind: str, listener: Callable[[object], None] | None) -> None:
         """See `PeerConnection`."""
@@ -314,6 +318,5 @@ def _text_of(message: aiohttp.WSMessage) -> str:
 def _no_answer(address: BrokerAddress, reason: str) -> PeerFailed:
     return PeerFailed(
         f"The broker {address.broker_id} does not answer ({reason}): try again, or look whether it "
-        "is well.",
-        HTTPStatus.SERVICE_UNAVAILABLE,
+        "is well."
     )

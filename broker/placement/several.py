@@ -13,6 +13,7 @@ import structlog
 from broker.placement.balance_election import BalanceElection
 from broker.placement.channel_client import ChannelClient
 from broker.placement.choice import Candidate, choose, choose_by_name
+from broker.placement.dialing import Dialer
 from broker.placement.load import LoadMeter, Totals
 from broker.placement.members import (
     Load,
@@ -23,7 +24,6 @@ from broker.placement.members import (
     report_of,
 )
 from broker.placement.ownership import Owner, Ownership
-from broker.placement.peers import Peers
 from broker.placement.placement import (
     BrokerAddress,
     LookupResult,
@@ -88,9 +88,11 @@ class SeveralBrokers(Placement):
         session_timeout_ms: int,
         totals: Callable[[], Totals],
         unload: Unload,
+        dialer: Dialer | None = None,
     ) -> None:
         """`totals` reads this broker's counters; `unload` asks any owner to unload a topic."""
         super().__init__(advertised_host)
+        self.dialer = dialer or self.dialer
         self.shedding = Shedding(self, unload)
         self._metadata = metadata
         self._info = info
@@ -101,8 +103,7 @@ class SeveralBrokers(Placement):
         self._members: Members
         self._ownership: Ownership
         self._leader: BalanceElection
-        self._peers = Peers()
-        self._channels = ChannelClient(lambda: self.broker_id)
+        self._channels = ChannelClient(lambda: self.broker_id, self.dialer)
         self._session: Session | None = None
         self._opened = asyncio.Event()
         self._superseded = False
@@ -167,24 +168,10 @@ class SeveralBrokers(Placement):
         if hasattr(self, "_members"):
             await self._ownership.stop()
             await self._leader.stop()
-        await self._peers.close()
         await self._channels.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    async def call(
-        self,
-        address: BrokerAddress,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        *,
-        body: object = None,
-        timeout_s: float = PEER_TIMEOUT_S,
-    ) -> object:
-        """See `Placement`."""
-        return await self._peers.call(address, method, path, query, body=body, timeout_s=timeout_s)
 
     async def connect(self, address: BrokerAddress) -> PeerConnection:
         """See `Placement`."""

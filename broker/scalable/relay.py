@@ -8,7 +8,6 @@ consumer with the leader and relays between the two from then on.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, TypeVar, cast
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -293,11 +292,8 @@ class Relay(asyncio.Protocol):
 
     async def _connect(self) -> None:
         """Connect.  Raises `OSError`, also after RELAY_CONNECT_S; `ValueError` for no address."""
-        address = urlsplit(self._leader.url)
         async with asyncio.timeout(RELAY_CONNECT_S):
-            await self._loop.create_connection(
-                lambda: self, address.hostname or "", address.port or 0
-            )
+            await self._placement.dialer.connect(self._leader, lambda: self)
 
     def _connecting_ended(self, connecting: asyncio.Task[None]) -> None:
         if not connecting.cancelled() and (error := connecting.exception()) is not None:

@@ -13,11 +13,10 @@ import structlog
 
 from broker.placement import OwnedElsewhere
 from broker.policies.namespaces import Namespaces, Policies, retention
-from broker.topics.cluster_topics import ClusterTopics, ClusterTopicsHost, LocalScalableTopics
+from broker.topics.cluster_topics import ClusterTopics
 from broker.topics.context import TopicContext
-from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.local_topics import ClusterTopicsHost, LocalScalableTopics, require_no_clients
 from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, PartitionWork
-from broker.topics.producer_access import ProducerBusy
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
 from broker.topics.schemas import SchemaRegistry
@@ -550,7 +549,7 @@ class TopicRegistry:
         async with self._lock(str(name)):
             topic = self._topics.get(str(name))
             if topic is not None and not force:
-                _require_unused(topic)
+                require_no_clients(topic)
             await self._close(str(name))
             self.unloaded.forget(str(name))
             async with self._acquired(name):
@@ -572,7 +571,7 @@ class TopicRegistry:
             raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
         partitions = [name.partition(index) for index in range(count)]
         if not force:
-            await self.partition_work.run(partitions, self._require_unused_anywhere)
+            await self.partition_work.run(partitions, self.cluster.require_unused)
         await self.partitioned.delete(name)
 
         async def delete(partition: TopicName) -> None:
@@ -584,21 +583,11 @@ class TopicRegistry:
         await self.partition_work.run(partitions, delete)
         await self._forget_schemas(name)
 
-    async def _require_unused_anywhere(self, name: TopicName) -> None:
-        topic, owner = self._topics.get(str(name)), self.cluster.other_owner(name)
-        if topic is not None:
-            _require_unused(topic)
-        elif owner is not None and await self.cluster.is_used(owner, name):
-            raise ProducerBusy(f"{name} is in use on {owner.broker_id}: close that, or use force.")
-
     async def _delete_anywhere(self, name: TopicName, *, force: bool) -> None:
         try:
             await self.delete(name, force=force)
         except OwnedElsewhere:
-            owner = self.cluster.other_owner(name)
-            if owner is None:
-                raise
-            await self.cluster.delete(owner, name, force=force)
+            await self.cluster.delete(name, force=force)
 
     async def _forget_transactions(self, name: TopicName) -> None:
         """Delete the records of transactions of a topic."""
@@ -642,14 +631,3 @@ class TopicRegistry:
         if name.domain is TopicDomain.PERSISTENT:
             for listener in list(self._listeners.values()):
                 listener(name, exists)
-
-
-def _require_unused(topic: Topic) -> None:
-    if any(producer.attached for producer in topic.producers.values()):
-        raise ProducerBusy(f"{topic.name} has producers: close them, or use force.")
-    for subscription in topic.subscriptions.values():
-        if subscription.consumers:
-            raise ConsumerBusy(
-                f"Subscription {subscription.name!r} of {topic.name} has consumers: close them, "
-                "or use force."
-            )

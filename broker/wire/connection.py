@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -158,6 +159,20 @@ class Connection(asyncio.Protocol):
         self._output_seen = 0
         self._timer: asyncio.TimerHandle
         self._gone: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection came over TLS."""
+        return self._established is not None
+
+    @property
+    def _established(self) -> ssl.SSLObject | None:
+        return cast("ssl.SSLObject | None", self._transport.get_extra_info("ssl_object"))
+
+    def peer_certificate(self) -> bytes | None:
+        """The client's certificate (DER), whose chain TLS has verified; None without one."""
+        established = self._established
+        return None if established is None else established.getpeercert(True)
 
     # Calls of the transport
 
@@ -692,7 +707,8 @@ class Connection(asyncio.Protocol):
     def _keep_alive(self) -> None:
         """Once an interval: PING a silent peer; abort if it stays silent, or reads nothing."""
         self._timer = self._loop.call_later(self.keep_alive_interval_s, self._keep_alive)
-        stuck = _WRITING in self.paused and self._outbox.drained_bytes == self._output_seen
+        # Not `==`: in the transport's buffer a PING is larger by what TLS adds to it.
+        stuck = _WRITING in self.paused and self._outbox.drained_bytes <= self._output_seen
         self._output_seen = self._outbox.drained_bytes
         silent = not self._received_any and not self.paused
         self._received_any = False

@@ -6,7 +6,6 @@ names the leader (`proxy_to_broker_url`).
 
 import asyncio
 from typing import ClassVar, cast
-from urllib.parse import urlsplit
 
 from broker.placement import BrokerAddress
 from broker.wire.connection import Connection
@@ -34,16 +33,14 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
     Raises `BrokerUnreachable`, and `ProtocolViolation` if the client did not wait for CONNECTED.
     """
     connection.pause_reading(_FORWARDING)
-    address = urlsplit(target.url)
-    loop = asyncio.get_running_loop()
+    dialer, target_side = connection.broker.placement.dialer, _TargetConnection(connection)
     try:
         async with asyncio.timeout(FORWARD_CONNECT_TIMEOUT_S):
-            _, target_side = await loop.create_connection(
-                lambda: _TargetConnection(connection), address.hostname or "", address.port or 0
-            )
-    except OSError as error:  # a timeout is one too
+            await dialer.connect(target, lambda: target_side)
+    except OSError as error:  # a timeout is one too, and a certificate that is not trusted
         raise BrokerUnreachable(
-            f"{target.url} cannot be reached from here ({error or 'no answer'}): look up again."
+            f"{dialer.url_of(target)} cannot be reached from here ({error or 'no answer'}): look "
+            "up again."
         ) from error
     if not connection.hand_over(target_side.send):
         target_side.close()

@@ -5,13 +5,12 @@ They have the names of those settings.  Each may come from the environment.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from magnetar.cli.credential_options import CredentialOptions, environment_option
 from magnetar.cli.option_group import with_options
+from magnetar.cli.security_options import SecurityOptions, environment_option
 from magnetar.settings import ClientOptions
 
 DEFAULT_URL: Final = "pulsar://127.0.0.1:6650"
@@ -22,35 +21,13 @@ def _option(name: str, said: str) -> typer.models.OptionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Where(CredentialOptions):
-    """The connection options of one command line, and its credentials.
+class Where(SecurityOptions):
+    """The connection options of one command line, its credentials and TLS.
 
     Raises typer.BadParameter.
     """
 
     url: Annotated[str, _option("--url", "pulsar:// or pulsar+ssl:// of any broker")] = DEFAULT_URL
-    tls_trust_file: Annotated[
-        Path | None,
-        _option("--tls-trust-file", "PEM of the authorities that brokers are checked by"),
-    ] = None
-    tls_certificate_file: Annotated[
-        Path | None, _option("--tls-certificate-file", "PEM of a certificate to show")
-    ] = None
-    tls_key_file: Annotated[Path | None, _option("--tls-key-file", "PEM of its key")] = None
-    tls_check_certificate: Annotated[
-        bool,
-        _option(
-            "--tls-check-certificate/--no-tls-check-certificate",
-            "Without: any broker is trusted, for tests",
-        ),
-    ] = True
-    tls_check_hostname: Annotated[
-        bool,
-        _option(
-            "--tls-check-hostname/--no-tls-check-hostname",
-            "Without: also one of another name, for tests",
-        ),
-    ] = True
     listener_name: Annotated[
         str | None, _option("--listener-name", "Which of their addresses brokers tell")
     ] = None

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Mapping
 from typing import ClassVar
 
+from broker.placement import BrokerAddress
 from broker.wire import forwarding
 from broker.wire.connection import Connection, ConnectionState, Handler, ProtocolViolation
 from broker.wire.services import BrokerServices
@@ -40,18 +41,18 @@ def connect(
     request = command.connect
     if connection.state is not ConnectionState.HANDSHAKE:
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
-    target, placement = f"pulsar://{request.proxy_to_broker_url}", connection.broker.placement
-    if request.proxy_to_broker_url and target != placement.broker_url:
+    target, placement = request.proxy_to_broker_url, connection.broker.placement
+    if target and not _is_address_of(placement.me, target):
         if placement.draining:
             raise forwarding.BrokerUnreachable(
                 "This broker stops, and forwards nothing more: connect through another one."
             )
         # Forwarding to any other address would make this broker an open relay.
         for each in placement.brokers.values():
-            if each.url == target:
+            if _is_address_of(each, target):
                 return forwarding.forward(connection, request, each)
         raise NoProxy(
-            f"{request.proxy_to_broker_url!r} is no live broker of this cluster, so nothing is "
+            f"{target!r} is no live broker of this cluster, so nothing is "
             "forwarded there: connect to that one directly, or look up again."
         )
     connection.client_version = request.client_version
@@ -73,6 +74,12 @@ def connect(
         )
     )
     return None
+
+
+def _is_address_of(broker: BrokerAddress, target: str) -> bool:
+    """Whether `host:port` is one of a broker's two addresses."""
+    # A client names the address that a lookup gave it, which is that with TLS if it uses TLS.
+    return f"pulsar://{target}" == broker.url or f"pulsar+ssl://{target}" == broker.url_tls
 
 
 def ping(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:

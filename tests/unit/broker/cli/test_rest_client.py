@@ -17,8 +17,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from broker.cli.rest_client import REDIRECTS_MAX, RestFailure, call
-from magnetar.cli.credential_options import CredentialOptions
 from magnetar.cli.main import build_app
+from magnetar.cli.security_options import SecurityOptions
 from tests.support.oauth2_issuer import issuing, key_file
 
 METHODS: Final = ("PUT", "POST", "DELETE", "GET")
@@ -282,7 +282,7 @@ def test_every_command_that_asks_a_broker_takes_credentials() -> None:
     app = get_command(build_app())
     assert isinstance(app, TyperGroup)
     found = {name: options for name, options in commands_of(app) if name != "demo-worker"}
-    wanted = {"--" + each.name.replace("_", "-") for each in fields(CredentialOptions)}
+    wanted = {"--" + each.name.replace("_", "-") for each in fields(SecurityOptions)}
     asking = {name for name, options in found.items() if options & {"--admin-url", "--url"}}
     assert {"health", "txn keys list", "topics split", "ledgers orphans", "peek"} <= asking
     offload = {name for name in asking if "offload" in name}

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.cli import serving
+from broker.placement import BrokerAddress
 from config.settings import Settings
 from magnetar.cli import main
 
@@ -27,10 +28,28 @@ async def test_stores_that_do_not_answer_are_not_waited_for() -> None:
     assert never.cancelled()
 
 
+def address(http_port: int) -> BrokerAddress:
+    return BrokerAddress("pulsar://127.0.0.1:6650", None, f"http://127.0.0.1:{http_port}")
+
+
+def test_banner_names_each_address() -> None:
+    both = BrokerAddress(
+        "pulsar://b:6650", "pulsar+ssl://b:6651", "http://b:8080", "", "https://b:1"
+    )
+    banner = serving.banner(Settings(), both, 0.1)
+    for url in (both.url, both.url_tls, both.web_url, both.web_url_tls):
+        assert f" {url}" in banner
+    only_tls = BrokerAddress("", "pulsar+ssl://b:6651", "", "", "https://b:8443")
+    banner = serving.banner(Settings(), only_tls, 0.1)
+    assert "http://" not in banner
+    assert "pulsar://" not in banner
+    assert "topics get my-topic --admin-url https://b:8443\n" in banner
+
+
 def test_banner_suggests_a_command_with_this_brokers_url() -> None:
     hint = "topics get my-topic --admin-url http://127.0.0.1:18080\n"
-    assert hint in serving.banner(Settings(), 16650, 18080, 0.1)
-    assert "--admin-url" not in serving.banner(Settings(), 6650, 8080, 0.1)
+    assert hint in serving.banner(Settings(), address(18080), 0.1)
+    assert "--admin-url" not in serving.banner(Settings(), address(8080), 0.1)
 
 
 @pytest.fixture

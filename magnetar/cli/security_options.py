@@ -1,11 +1,11 @@
-"""The options for credentials, of every command that connects to a broker or asks its REST.
+"""The options for credentials and TLS, of every command that connects to a broker or asks its REST.
 
 They have the names of the client's settings.  Each may come from the environment.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,7 @@ from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials, chec
 from magnetar.credentials.secrets import token_source
 from magnetar.errors import InvalidArgument
 
-__all__ = ["CredentialOptions", "environment_option"]
-
-_PANEL: Final = "Credentials"
+__all__ = ["SecurityOptions", "environment_option"]
 
 
 def environment_option(name: str, said: str, panel: str) -> typer.models.OptionInfo:
@@ -28,12 +26,16 @@ def environment_option(name: str, said: str, panel: str) -> typer.models.OptionI
 
 
 def _option(name: str, said: str) -> typer.models.OptionInfo:
-    return environment_option(name, said, _PANEL)
+    return environment_option(name, said, "Credentials")
+
+
+def _tls(name: str, said: str) -> typer.models.OptionInfo:
+    return environment_option(name, said, "TLS")
 
 
 @dataclass(frozen=True, slots=True)
-class CredentialOptions:
-    """The credentials of one command line: of one kind, or none.
+class SecurityOptions:
+    """The credentials of one command line, of one kind or none, and its TLS.
 
     Raises typer.BadParameter.
     """
@@ -78,6 +80,28 @@ class CredentialOptions:
         _option(
             "--oauth2-require-https/--no-oauth2-require-https",
             "Without: also an issuer by http://, for tests",
+        ),
+    ] = True
+    tls_trust_file: Annotated[
+        Path | None,
+        _tls("--tls-trust-file", "PEM of the authorities that brokers are checked by"),
+    ] = None
+    tls_certificate_file: Annotated[
+        Path | None, _tls("--tls-certificate-file", "PEM of a certificate to show")
+    ] = None
+    tls_key_file: Annotated[Path | None, _tls("--tls-key-file", "PEM of its key")] = None
+    tls_check_certificate: Annotated[
+        bool,
+        _tls(
+            "--tls-check-certificate/--no-tls-check-certificate",
+            "Without: any broker is trusted, for tests",
+        ),
+    ] = True
+    tls_check_hostname: Annotated[
+        bool,
+        _tls(
+            "--tls-check-hostname/--no-tls-check-hostname",
+            "Without: also one of another name, for tests",
         ),
     ] = True
 

@@ -91,6 +91,14 @@ class ClientSettings:
                 f"The description is {self.description!r:.100}; "
                 f"give it {MAX_DESCRIPTION} printable characters at most."
             )
+        for name, value, kind in (
+            ("basic", self.basic, BasicCredentials),
+            ("oauth2", self.oauth2, OAuth2Credentials),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise InvalidArgument(
+                    f"{name} is {type(value).__name__}; give it a magnetar.{kind.__name__}."
+                )
         check_one_kind(token=self.token, basic=self.basic, oauth2=self.oauth2)
         if isinstance(self.token, str):
             token_source(self.token)

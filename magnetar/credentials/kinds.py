@@ -14,6 +14,7 @@ __all__ = [
     "Secret",
     "check_issuer_url",
     "check_one_kind",
+    "is_text",
 ]
 
 Secret = str | Callable[[], str] | Callable[[], Awaitable[str]]
@@ -34,7 +35,7 @@ class BasicCredentials:
 
     def __post_init__(self) -> None:
         # The first colon ends the name (RFC 7617).
-        if not isinstance(self.user, str) or not self.user or ":" in self.user:
+        if not isinstance(self.user, str) or not is_text(self.user) or ":" in self.user:
             raise InvalidArgument(
                 f"The user of the basic credentials is {self.user!r:.100}; give a name without ':'."
             )
@@ -82,6 +83,12 @@ class OAuth2Credentials:
                 "OAuth2 credentials are incomplete; give key_file, or all of issuer_url, client_id "
                 "and client_secret."
             )
+        texts = (self.client_id, self.client_secret, self.audience, self.scope)
+        if not all(each is None or is_text(each) for each in texts):
+            raise InvalidArgument(
+                "The id, secret, audience or scope of the OAuth2 credentials is no text; give "
+                "each as a str that is not empty, or leave it out."
+            )
         if self.issuer_url is not None:
             check_issuer_url(self.issuer_url, require_https=self.require_https)
 
@@ -92,6 +99,16 @@ class IssuedToken:
 
     text: str = field(repr=False)
     lifetime_s: float | None
+
+
+def is_text(value: object) -> bool:
+    """Whether it is text that is not empty and can be sent as UTF-8."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return bool(value.encode())
+    except UnicodeEncodeError:  # A lone surrogate, as Python reads other encodings.
+        return False
 
 
 def check_issuer_url(url: str, *, require_https: bool, name: str = "issuer_url") -> None:

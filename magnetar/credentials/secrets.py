@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from magnetar.bounds import MAX_SECRET_FILE_BYTES
-from magnetar.credentials.kinds import Secret
+from magnetar.credentials.kinds import Secret, is_text
 from magnetar.errors import AuthenticationFailed, InvalidArgument
 
 __all__ = ["call_secret", "check_secret", "file_of", "read_secret", "secret_now", "token_source"]
@@ -27,8 +27,8 @@ def token_source(text: str) -> str | Path:
     if text.startswith(_FILE):
         return file_of(text, "token")
     token = text.removeprefix(_TOKEN).strip()
-    if not token:
-        raise InvalidArgument("The token is empty; give one, or leave it out.")
+    if not is_text(token):
+        raise InvalidArgument("The token is empty, or no valid Unicode; give one, or leave it out.")
     return token
 
 
@@ -39,10 +39,15 @@ def file_of(given: str | Path, name: str) -> Path:
     """
     if isinstance(given, Path) or not given.startswith(_FILE):
         return Path(given)
-    where = urlsplit(given)
-    if where.netloc or not where.path.startswith("/") or where.path == "/":
+    try:
+        where = urlsplit(given)
+        path = unquote(where.path, errors="strict")
+        well = not where.netloc and path.startswith("/") and path != "/" and "\0" not in path
+    except ValueError:
+        well = False
+    if not well:
         raise InvalidArgument(f"{name} is {given!r}; give a file of this machine as file:///PATH.")
-    return Path(unquote(where.path))
+    return Path(path)
 
 
 def read_secret(file: Path, name: str) -> str:
@@ -96,12 +101,13 @@ def secret_now(secret: Secret, name: str) -> str:
 
 def check_secret(found: object, name: str) -> str:
     """The secret, if it is text.  Raises `AuthenticationFailed`."""
-    if not isinstance(found, str) or not found:
-        kind = "empty" if isinstance(found, str) else f"{type(found).__name__}, not text"
-        raise AuthenticationFailed(
-            f"The {name} is {kind}; let the function return a str that is not empty."
-        )
-    return found
+    if not isinstance(found, str):
+        kind = f"{type(found).__name__}, not text"
+    elif not is_text(found):
+        kind = "empty, or no valid Unicode"
+    else:
+        return found
+    raise AuthenticationFailed(f"The {name} is {kind}; give a str that is not empty.")
 
 
 def _function_failed(name: str, error: Exception) -> AuthenticationFailed:

@@ -19,7 +19,12 @@ from typing import Final, NamedTuple, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 from magnetar.bounds import OAUTH2_ANSWER_BYTES, OAUTH2_FETCH_S
-from magnetar.credentials.kinds import IssuedToken, OAuth2Credentials, check_issuer_url
+from magnetar.credentials.kinds import (
+    IssuedToken,
+    OAuth2Credentials,
+    check_issuer_url,
+    is_text,
+)
 from magnetar.credentials.secrets import file_of, read_secret
 from magnetar.errors import AuthenticationFailed, InvalidArgument
 
@@ -144,7 +149,7 @@ def _client_of(credentials: OAuth2Credentials) -> _Client:
     }
     texts["issuer_url"] = credentials.issuer_url or texts["issuer_url"]
     for name, value in texts.items():
-        if not value:
+        if not is_text(value):
             raise AuthenticationFailed(
                 f"The OAuth2 key file {str(file)!r} has no {name}; add it as text."
             )

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
@@ -16,9 +17,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from broker.cli.rest_client import REDIRECTS_MAX, RestFailure, call
+from broker.cli.rest_client import REDIRECTS_MAX, RestFailure, call, client_context
 from magnetar.cli.main import build_app
 from magnetar.cli.security_options import SecurityOptions
+from tests.support.certificates import Certificate, make_certificate
 from tests.support.oauth2_issuer import issuing, key_file
 
 METHODS: Final = ("PUT", "POST", "DELETE", "GET")
@@ -267,6 +269,64 @@ def test_health_command_reads_the_token_file_that_the_environment_names(
     file.write_text("e.y.J\n")
     done = CliRunner().invoke(build_app("health"), ["health"], env=environment)
     assert (done.exit_code, asked.authorizations) == (0, ["Bearer e.y.J"])
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return make_certificate(tmp_path, HOST)
+
+
+@pytest.fixture
+def secured(certificate: Certificate) -> Iterator[Server]:
+    """A broker's REST port with TLS."""
+    server = Server()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.chain, certificate.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.url = server.url.replace("http:", "https:")
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    stopped(server)
+
+
+@pytest.mark.parametrize("command", [["health"], ["topics", "get", "t"]])
+def test_commands_take_tls_and_a_token_from_the_environment(
+    secured: Server, certificate: Certificate, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "token").write_text("e.y.J\n")
+    environment = {
+        "MAGNETAR_ADMIN_URL": f"{secured.url}/x",
+        "MAGNETAR_TOKEN_FILE": str(tmp_path / "token"),
+        "MAGNETAR_TLS_TRUST_FILE": str(certificate.chain),
+    }
+    done = CliRunner().invoke(build_app(), command, env=environment)
+    assert done.exit_code == 0, done.output
+    assert secured.authorizations == ["Bearer e.y.J"]
+
+
+@pytest.mark.parametrize("command", [["health"], ["topics", "get", "t"]])
+def test_broker_without_a_trusted_certificate_gets_no_token(
+    secured: Server, certificate: Certificate, command: list[str]
+) -> None:
+    by_name = secured.url.replace(HOST, "localhost")
+    for url, trust in ((secured.url, []), (by_name, ["--tls-trust-file", str(certificate.chain)])):
+        options = ["--admin-url", f"{url}/x", "--token", "marked", *trust]
+        done = CliRunner().invoke(build_app(), [*command, *options])
+        assert done.exit_code == 1
+        assert "certificate" in done.output.lower()
+        assert "marked" not in done.output
+    assert secured.paths == []
+
+
+def test_redirect_from_https_to_http_is_not_followed(
+    secured: Server, certificate: Certificate, asked: Server
+) -> None:
+    tls = client_context(certificate.chain, None, None)
+    path = f"/away/307/{asked.url}/x/y"
+    for authorization in (None, "Bearer marked"):
+        with pytest.raises(RestFailure, match="not followed"):
+            call(secured.url, "GET", path, authorization=authorization, tls=tls)
+    assert asked.paths == []
 
 
 def commands_of(group: TyperGroup, names: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:

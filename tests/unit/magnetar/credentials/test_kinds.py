@@ -2,11 +2,19 @@
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from magnetar.credentials.kinds import BasicCredentials, IssuedToken, OAuth2Credentials
+from magnetar.credentials.kinds import (
+    BasicCredentials,
+    IssuedToken,
+    OAuth2Credentials,
+    check_issuer_url,
+)
 from magnetar.credentials.rest import RestCredentials
 from magnetar.credentials.secrets import read_secret, token_source
 from magnetar.errors import AuthenticationFailed, InvalidArgument
@@ -62,6 +70,12 @@ def test_credentials_are_pickled() -> None:
         lambda: ClientSettings(token="token:"),
         lambda: ClientSettings(token="file:token"),
         lambda: RestCredentials(SECRET, BASIC),
+        lambda: BasicCredentials("\udcff", SECRET),
+        lambda: OAuth2Credentials("https://issuer", "id", f"{SECRET}\udcff"),
+        lambda: OAuth2Credentials("https://issuer", "id", SECRET, scope=""),
+        lambda: ClientSettings(token=f"{SECRET}\udcff"),
+        lambda: ClientSettings(basic=("ann", SECRET)),  # type: ignore[arg-type]
+        lambda: ClientSettings(oauth2=BASIC),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_credentials_are_refused(make: Callable[[], object]) -> None:
@@ -94,6 +108,26 @@ def test_token_is_given_in_the_forms_of_pulsar(text: str, source: str | Path) ->
 def test_token_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         token_source(text)
+
+
+@given(st.text() | st.text().map("file:{}".format) | st.text().map("file:///{}".format))
+def test_any_text_is_a_token_a_file_or_an_invalid_argument(text: str) -> None:
+    with suppress(InvalidArgument):
+        source = token_source(text)
+        if isinstance(source, str):
+            assert source.encode()
+        else:
+            assert source.is_absolute()
+            with suppress(AuthenticationFailed):
+                read_secret(source, "token")
+
+
+@given(st.text() | st.text().map("https://{}".format), st.booleans())
+def test_any_text_is_an_issuer_or_an_invalid_argument(text: str, require_https: bool) -> None:
+    with suppress(InvalidArgument):
+        check_issuer_url(text, require_https=require_https)
+        assert text.startswith("https://") or not require_https
+        assert not set(text) & set(" \r\n")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff" + SECRET.encode(), b"x" * 1_048_577])

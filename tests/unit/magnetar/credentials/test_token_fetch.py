@@ -1,11 +1,15 @@
 """Tokens of an issuer: the requests, TLS, bounds in size and time, and errors without secrets."""
 
+import json
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from magnetar.bounds import OAUTH2_ANSWER_BYTES
 from magnetar.credentials.kinds import OAuth2Credentials
@@ -194,6 +198,24 @@ def test_slow_issuer_is_given_up(issuer: Issuer, slow: Callable[[Issuer], None])
     began = time.monotonic()
     assert "did not answer within" in refusal(credentials(issuer), limit_s=0.4)
     assert time.monotonic() - began < 2
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([DISCOVERY, "/token"]),
+    st.sampled_from([200, 302, 400, 500]),
+    st.binary(max_size=200)
+    | st.dictionaries(
+        st.sampled_from(["token_endpoint", "access_token", "expires_in", "error"]),
+        st.recursive(st.none() | st.text() | st.integers() | st.floats(), st.lists),
+    ).map(lambda found: json.dumps(found).encode()),
+)
+def test_any_answer_is_a_token_or_a_refusal(
+    issuer: Issuer, path: str, status: int, body: bytes
+) -> None:
+    issuer.raw = {path: (status, body)}
+    with suppress(AuthenticationFailed):
+        assert fetch_token(credentials(issuer)).text.isprintable()
 
 
 # TLS

@@ -275,6 +275,7 @@ class TestReconnect:
     async def test_live_attachment_comes_back_when_credentials_are_good_again(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
+        caplog.set_level(logging.DEBUG)
         good = True
 
         def greet(peer: Peer, received: pb.BaseCommand) -> None:

@@ -36,7 +36,7 @@ class Admin(SecurityOptions):
         Raises `RestFailure` if a file cannot be read, or an issuer gives no token.
         """
         try:
-            return self._credentials.authorization()
+            return self._credentials.authorization(self.admin_url)
         except MagnetarError as error:
             raise RestFailure(str(error)) from error
 

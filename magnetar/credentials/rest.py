@@ -1,7 +1,9 @@
 """`RestCredentials`: the header `Authorization` of requests to a broker's REST interface."""
 
 import base64
+from urllib.parse import urlsplit
 
+from magnetar.credentials.exposure import Exposure
 from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials, check_one_kind
 from magnetar.credentials.oauth2 import OAuth2Tokens
 from magnetar.credentials.secrets import file_of, read_secret, secret_now, token_source
@@ -24,12 +26,20 @@ class RestCredentials:
         self._token = token
         self._basic = basic
         self._oauth2 = None if oauth2 is None else OAuth2Tokens(oauth2)
+        self._exposure = Exposure()
 
-    def authorization(self) -> str | None:
-        """The value of the header, or None without credentials; may block.
+    def authorization(self, url: str) -> str | None:
+        """The value of the header for a request to `url`, or None without credentials; may block.
 
         Raises `AuthenticationFailed`.
         """
+        value = self._value()
+        parts = urlsplit(url)
+        if value is not None and parts.scheme != "https":
+            self._exposure.warn(parts.hostname or "", f"{parts.scheme}://{parts.netloc}", "REST")
+        return value
+
+    def _value(self) -> str | None:
         if self._oauth2 is not None:
             return f"Bearer {self._oauth2.get()}"
         if self._basic is not None:

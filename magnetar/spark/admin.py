@@ -103,7 +103,7 @@ class AdminRest:
         url = self._url + path
         data = None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
-        authorization = self._credentials.authorization()
+        authorization = self._credentials.authorization(url)
         if authorization is not None:
             headers["Authorization"] = authorization
         for _ in range(REDIRECTS_MAX):

@@ -6,6 +6,7 @@ import random
 from functools import partial
 
 from magnetar.bounds import KNOWN_BROKERS, LOOKUP_REDIRECTS
+from magnetar.credentials.exposure import Exposure
 from magnetar.errors import (
     AlreadyClosed,
     AuthenticationFailed,
@@ -21,13 +22,7 @@ from magnetar.settings import ClientSettings
 from magnetar.wire.authentication import Authentication, authentication_of
 from magnetar.wire.connection import Connection, connect_to
 from magnetar.wire.lookup import Owner, lookup_command, owner_in
-from magnetar.wire.service_url import (
-    BrokerAddress,
-    HostPort,
-    ServiceUrl,
-    is_loopback,
-    parse_service_url,
-)
+from magnetar.wire.service_url import BrokerAddress, HostPort, ServiceUrl, parse_service_url
 from magnetar.wire.tls import tls_context
 
 __all__ = ["ConnectionPool"]
@@ -63,7 +58,7 @@ class ConnectionPool:
         self._proxied = False
         self._authenticated = False
         self._refusal_logged = False
-        self._exposure_logged = False
+        self._exposure = Exposure()
         self._connections: dict[BrokerAddress, Connection] = {}
         self._making: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._tls_urls: dict[str, str] = {}
@@ -197,7 +192,8 @@ class ConnectionPool:
     async def _make(self, address: BrokerAddress) -> Connection:
         if address.tls and self._tls is None:
             self._tls = tls_context(self._settings)
-        self._warn_if_exposed(address)
+        if self._authentication.is_secret and not address.tls:
+            self._exposure.warn(address.physical.host, address, self._authentication.method)
         try:
             connection = await connect_to(
                 address, self._settings, self._ids, self._authentication, self._tls
@@ -223,20 +219,6 @@ class ConnectionPool:
             self._refusal_logged = True
             _log.warning("credentials_not_renewed broker=%s reason=%r", address, str(error))
         return TokenNotRenewed(str(error))
-
-    def _warn_if_exposed(self, address: BrokerAddress) -> None:
-        """Warn once about a secret that others on the network can read."""
-        if address.tls or self._exposure_logged or not self._authentication.is_secret:
-            return
-        if is_loopback(address.physical.host):
-            return
-        self._exposure_logged = True
-        _log.warning(
-            "credentials_sent_unencrypted broker=%s method=%s hint=%r",
-            address,
-            self._authentication.method,
-            "others on the network can read them: connect by pulsar+ssl://",
-        )
 
     def _made(self, address: BrokerAddress, task: asyncio.Task[Connection]) -> None:
         if self._making.get(address) is task:

@@ -3,14 +3,13 @@
 pulsar://host[:6650][,host[:port]...]            pulsar+ssl://host[:6651][,...]
 """
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from magnetar.errors import InvalidArgument
 
-__all__ = ["BrokerAddress", "HostPort", "ServiceUrl", "is_loopback", "parse_service_url"]
+__all__ = ["BrokerAddress", "HostPort", "ServiceUrl", "parse_service_url"]
 
 _PORTS: Final = {"pulsar": 6650, "pulsar+ssl": 6651}
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:/@?#\s]+))(?::([0-9]{1,5}))?")
@@ -74,11 +73,3 @@ def parse_service_url(text: str) -> ServiceUrl:
             )
         hosts.append(HostPort(found[1] or found[2], port))
     return ServiceUrl(tuple(hosts), scheme == "pulsar+ssl")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether bytes to this host do not leave the machine, as far as its name says."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.rstrip(".").lower() == "localhost"

@@ -6,11 +6,13 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from magnetar.context import ClientContext
+from magnetar.credentials.exposure import is_loopback
 from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials
 from magnetar.credentials.oauth2 import OAuth2Tokens
 from magnetar.errors import (
@@ -28,7 +30,6 @@ from magnetar.wire.attachment import Attachment, AttachmentState
 from magnetar.wire.authentication import OAuth2Authentication, authentication_of
 from magnetar.wire.connection import Connection
 from magnetar.wire.pool import ConnectionPool
-from magnetar.wire.service_url import is_loopback
 from tests.support.certificates import make_certificate
 from tests.support.oauth2_issuer import CLIENT_ID, SECRET, Issuer, issuing
 from tests.support.waiting import until
@@ -261,6 +262,10 @@ async def lose(connection: Connection, broker: FakeBroker) -> None:
     await until(lambda: connection.is_lost)
 
 
+def has_tried(broker: FakeBroker, times: int) -> bool:
+    return len(broker.peers) >= times
+
+
 class Anywhere(Attachment):
     """An attachment to any broker, without a command."""
 
@@ -291,14 +296,9 @@ class TestReconnect:
             await attachment.open(5)
             for _ in range(2):  # It is logged once for each time that it begins.
                 good = False
-                before = len(broker.peers)
-                lost = attachment.found
-                for peer in broker.live:
-                    assert peer.transport is not None
-                    peer.transport.abort()
-                await until(lambda lost=lost: lost.is_lost)
+                await lose(attachment.found, broker)
                 attachment.connection_lost(ConnectionLost("gone"))
-                await until(lambda before=before: len(broker.peers) >= before + 3)
+                await until(partial(has_tried, broker, len(broker.peers) + 3))
                 assert attachment.state is AttachmentState.WAITING
                 good = True
                 attachment.hurry()

@@ -53,6 +53,7 @@ from storage.metadata.store import MetadataError, Session
 from storage.offload.cold_ledgers import ColdLedgers
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from broker.app.cluster_membership import ClusterMembership
     from broker.placement.several import SeveralBrokers
     from security.tls import PeerTls, ServerTls

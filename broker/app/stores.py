@@ -26,6 +26,7 @@ from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.store import MetadataError, MetadataStore
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
 

@@ -30,6 +30,7 @@ else:
     new_event_loop = uvloop.new_event_loop
 
 if TYPE_CHECKING:
+    # Imported in a thread, once clients are served.
     from broker.admin.app import AdminServer
 
 log = structlog.get_logger(__name__)
@@ -132,7 +133,7 @@ async def _admin_server(broker: Broker) -> "AdminServer":
 def _on_signals(stop: asyncio.Event) -> None:
     def on_signal(name: str) -> None:
         if stop.is_set():
-            log.warning("stopped_at_once", signal=name)
+            log.warning("exited_on_second_signal", signal=name)
             os._exit(1)
         stop.set()
 

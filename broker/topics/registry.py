@@ -327,7 +327,7 @@ class TopicRegistry:
             self.unloaded.forget(str(name))
         topic = self._topics.get(str(name))
         if topic is not None and not self._broker.placement.owns(name):
-            log.warning("topic_lost", topic=str(name))
+            log.warning("topic_ownership_lost", topic=str(name))
             self.give_up(topic)
 
     async def purge_leftovers_if_new(self, name: TopicName) -> bool:

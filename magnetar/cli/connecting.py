@@ -29,7 +29,7 @@ class Where(SecurityOptions):
 
     url: Annotated[str, _option("--url", "pulsar:// or pulsar+ssl:// of any broker")] = DEFAULT_URL
     listener_name: Annotated[
-        str | None, _option("--listener-name", "Which of their addresses brokers tell")
+        str | None, _option("--listener-name", "Listener whose addresses brokers return")
     ] = None
     operation_timeout_s: Annotated[
         float, _option("--operation-timeout-s", "How long a request may take")

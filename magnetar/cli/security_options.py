@@ -41,31 +41,35 @@ class SecurityOptions:
     """
 
     token: Annotated[
-        str | None, _option("--token", "Authenticate by it; better not where others see it")
+        str | None,
+        _option("--token", "Authentication token; others may see it in the command line"),
     ] = field(default=None, repr=False)
-    token_file: Annotated[Path | None, _option("--token-file", "The same, from a file")] = None
+    token_file: Annotated[Path | None, _option("--token-file", "File with the token")] = None
     basic_user: Annotated[
-        str | None, _option("--basic-user", "Authenticate by this name and a password")
+        str | None, _option("--basic-user", "User name, to authenticate with a password")
     ] = None
     basic_password: Annotated[
-        str | None, _option("--basic-password", "Its password; better not where others see it")
+        str | None,
+        _option("--basic-password", "The user's password; others may see it in the command line"),
     ] = field(default=None, repr=False)
     basic_password_file: Annotated[
-        Path | None, _option("--basic-password-file", "The same, from a file")
+        Path | None, _option("--basic-password-file", "File with the password")
     ] = None
     oauth2_key_file: Annotated[
         Path | None,
-        _option("--oauth2-key-file", "Get tokens of an OAuth2 issuer: JSON with the client's key"),
+        _option(
+            "--oauth2-key-file", "JSON with the client's key, to get tokens from an OAuth2 issuer"
+        ),
     ] = None
     oauth2_issuer_url: Annotated[
-        str | None, _option("--oauth2-issuer-url", "https:// of the issuer")
+        str | None, _option("--oauth2-issuer-url", "https:// address of the OAuth2 issuer")
     ] = None
     oauth2_client_id: Annotated[
-        str | None, _option("--oauth2-client-id", "Id of the client, without a key file")
+        str | None, _option("--oauth2-client-id", "Client id, if there is no key file")
     ] = None
     oauth2_client_secret: Annotated[
         str | None,
-        _option("--oauth2-client-secret", "Its secret; better not where others see it"),
+        _option("--oauth2-client-secret", "Client secret; others may see it in the command line"),
     ] = field(default=None, repr=False)
     oauth2_audience: Annotated[
         str | None, _option("--oauth2-audience", "Audience of the tokens")
@@ -73,21 +77,21 @@ class SecurityOptions:
     oauth2_scope: Annotated[str | None, _option("--oauth2-scope", "Scope of the tokens")] = None
     oauth2_trust_file: Annotated[
         Path | None,
-        _option("--oauth2-trust-file", "PEM of the authorities that the issuer is checked by"),
+        _option("--oauth2-trust-file", "PEM of the authorities to trust for the issuer"),
     ] = None
     oauth2_require_https: Annotated[
         bool,
         _option(
             "--oauth2-require-https/--no-oauth2-require-https",
-            "Without: also an issuer by http://, for tests",
+            "Without: http:// is accepted too, for tests",
         ),
     ] = True
     tls_trust_file: Annotated[
         Path | None,
-        _tls("--tls-trust-file", "PEM of the authorities that brokers are checked by"),
+        _tls("--tls-trust-file", "PEM of the authorities to trust for brokers"),
     ] = None
     tls_certificate_file: Annotated[
-        Path | None, _tls("--tls-certificate-file", "PEM of a certificate to show")
+        Path | None, _tls("--tls-certificate-file", "PEM of our certificate")
     ] = None
     tls_key_file: Annotated[Path | None, _tls("--tls-key-file", "PEM of its key")] = None
     tls_check_certificate: Annotated[
@@ -101,7 +105,7 @@ class SecurityOptions:
         bool,
         _tls(
             "--tls-check-hostname/--no-tls-check-hostname",
-            "Without: also one of another name, for tests",
+            "Without: any name in the certificate is accepted, for tests",
         ),
     ] = True
 

@@ -285,7 +285,9 @@ async def test_statistics_show_what_clients_tell_of_themselves(rest: Rest) -> No
 
 
 @pytest.mark.parametrize("path", ["x/stats", "p/partitioned-stats"])
-async def test_statistics_leave_out_who_is_not_asked_for(rest: Rest, path: str) -> None:
+async def test_statistics_leave_out_publishers_and_consumers_on_request(
+    rest: Rest, path: str
+) -> None:
     await rest.done("PUT", f"{PERSISTENT}/x")
     await rest.done("PUT", f"{PERSISTENT}/p/partitions", 1)
     client = await RawClient.open("127.0.0.1", rest.binary_port)

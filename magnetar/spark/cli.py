@@ -90,7 +90,7 @@ def audit(
             from magnetar.spark.offload.place import place_of
 
         # Mistakes that the command line alone shows are reported before Spark starts.
-        connection, rest = _connection(where), rest_of(admin_url, where)
+        connection, rest = connection_of(where), rest_of(admin_url, where)
         place = None if table is None else place_of(table)
         kept = None if state is None else load(state)
         if report is not None:
@@ -148,7 +148,7 @@ def replay(
     with ending_on_signals("replay", GO_ON):
         from magnetar.spark.replay.request import Replay
 
-        connection = _connection(where)
+        connection = connection_of(where)
         asked = Replay(*names, start, end, row_filter, tuple(select or ()), decode)
         with _spark(master, f"replay of {source}") as spark:
             from magnetar.spark.progress import Progress
@@ -192,7 +192,7 @@ def compact(
     with ending_on_signals("compaction", AGAIN):
         from magnetar.spark.compact.request import Compaction, generation_topic, milliseconds
 
-        connection = _connection(where)
+        connection = connection_of(where)
         asked = Compaction(
             names[0],
             generation_topic(names[1], generation),
@@ -232,7 +232,7 @@ def offload(
         with _explain_missing_library():
             from magnetar.spark.offload.place import place_of
 
-        connection, rest, place = _connection(where), rest_of(admin_url, where), place_of(to)
+        connection, rest, place = connection_of(where), rest_of(admin_url, where), place_of(to)
         with _spark(master, f"offload of {topic}") as spark:
             from magnetar.spark.offload.job import offload as run
 
@@ -256,7 +256,11 @@ def offload(
         typer.echo(f"Deleted {sum(map(len, done.dropped.values()))} ledgers, which have copies.")
 
 
-def _connection(where: Where) -> "Connection":
+def connection_of(where: Where) -> "Connection":
+    """The connection for tasks on any machine; the files with secrets are read now.
+
+    Raises `AuthenticationFailed` if one of them cannot be used.
+    """
     from magnetar.spark.options import Connection
 
     def path(given: Path | None) -> str | None:
@@ -277,12 +281,9 @@ def _connection(where: Where) -> "Connection":
     )
 
 
-# Files that the options name are read now, as tasks on other machines do not have them.  A token
-# that expires is given as --token file:///PATH instead, where that file is on every machine.
-
-
 def _token(where: Where) -> str | None:
-    """The token as text, or as the file that was given as one of each machine."""
+    """The token as text, or `file:///PATH` if --token has that form."""
+    # Machines of the tasks need not have the file of --token-file.
     from magnetar.credentials.rest import token_now
 
     return where.token if where.token_file is None else token_now(where.token_text or "")

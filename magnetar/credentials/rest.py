@@ -35,7 +35,7 @@ class RestCredentials:
         """
         value = self._value()
         parts = urlsplit(url)
-        if value is not None and parts.scheme != "https":
+        if value is not None and parts.scheme == "http":
             self._exposure.warn(parts.hostname or "", f"{parts.scheme}://{parts.netloc}", "REST")
         return value
 

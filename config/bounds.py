@@ -106,6 +106,12 @@ METRICS_WRITE_BYTES = 128 * 1024
 """Bytes of the page of metrics that are written to a peer at once."""
 UNLOADED_BACKLOGS = 10_000
 """Unloaded topics with a backlog whose backlog stays in the metrics; the oldest go first."""
+STORED_BACKLOGS_PER_S = 100
+"""Topics each second whose stored backlog is read, of those that no broker has loaded."""
+STORED_BACKLOGS_PAGE = 200
+"""Records of topics that are read at once for that."""
+STORED_BACKLOGS_PAUSE_S = 1.0
+"""Pause between two checks of a cluster's broker whether it leads, and for topics given up."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 
@@ -298,6 +304,8 @@ LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
 LEDGER_VERIFY_BYTES_PER_S = 32 * 1024 * 1024
 """Bytes each second that are verified in the background after a start."""
 LEDGER_VERIFY_STEP_BYTES = 256 * 1024
+LEDGER_VERIFY_LOG_S = 10
+"""Time between two log lines of a start that verifies everything before it serves."""
 LEDGER_COMPACT_SOURCES = 64
 """Most files that one compaction merges."""
 

@@ -5,6 +5,7 @@ A failure is one sentence on standard error and a status other than 0.
 
 import http.client
 import json
+import ssl
 import urllib.error
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -12,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_client import RestFailure, fetch, refusal
+from broker.cli.rest_client import RestFailure, fetch, not_trusted, refusal
 from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
@@ -139,11 +140,14 @@ def health(admin: Admin = DEFAULT_ADMIN) -> None:
     except RestFailure as error:
         raise fail(error) from error
     except urllib.error.HTTPError as error:
-        reason = refusal(error, admin.admin_url, known=known is not None)
-        raise fail(f"{url} reports a failure, {reason}") from error
+        said = refusal(error, admin.admin_url, known=known is not None)
+        raise fail(f"{url} reports a failure, {said}") from error
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise fail(not_trusted(admin.admin_url, reason)) from error
         raise fail(f"{url} does not answer ({error}).") from error
 
 

@@ -79,9 +79,10 @@ def client_context(
         try:
             context.load_cert_chain(certificate_file, key_file)
         except (OSError, ssl.SSLError) as error:
+            files = certificate_file if key_file is None else f"{certificate_file} and {key_file}"
             raise RestFailure(
-                f"{certificate_file} and {key_file} cannot be used ({error}): name the PEM files "
-                "of a certificate and of its key by --tls-certificate-file and --tls-key-file."
+                f"{files} cannot be used ({error}): name the PEM files of a certificate and of its "
+                "key by --tls-certificate-file and --tls-key-file."
             ) from error
     return context
 
@@ -124,10 +125,7 @@ def call(
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise RestFailure(
-                f"The certificate of {redirects.at} is not trusted ({reason.verify_message}): name "
-                "its authority by --tls-trust-file."
-            ) from error
+            raise RestFailure(not_trusted(redirects.at, reason)) from error
         raise RestFailure(
             f"No broker answers at {redirects.at} ({reason}): start one with "
             "`magnetar standalone`, or name another with --admin-url."
@@ -165,6 +163,14 @@ def _opened(
     https = [] if tls is None else [urllib.request.HTTPSHandler(context=tls)]
     opener = urllib.request.build_opener(redirects, *https)
     return cast("http.client.HTTPResponse", opener.open(request, timeout=timeout_s))
+
+
+def not_trusted(server: str, error: ssl.SSLCertVerificationError) -> str:
+    """The sentence for a certificate that could not be verified."""
+    return (
+        f"The certificate of {server} is not trusted ({error.verify_message}): name its authority "
+        "by --tls-trust-file, and the broker by a name that the certificate has."
+    )
 
 
 def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) -> str:

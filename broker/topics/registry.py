@@ -40,6 +40,7 @@ from magnetar.protocol.names import (
 )
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
+from storage.ledger.store import LedgersDamaged
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.records import ledger_key
 from storage.managed_ledger.types import Retention
@@ -364,6 +365,8 @@ class TopicRegistry:
                 give_up=self.give_up,
                 buffer_class=self.buffer_class,
             )
+            # Checked again: a loss may have been found since the ledger was opened.
+            ledger.require_whole()
             on_failure.pop_all()
         return topic
 
@@ -478,6 +481,16 @@ class TopicRegistry:
         """
         self._work.start(self._give_up(topic))
 
+    def entries_lost(self, ledger_path: str) -> None:
+        """Close the topic of that ledger path if it is refused now that entries of it were lost."""
+        for topic in self._topics.values():
+            if topic.name.ledger_path == ledger_path:
+                try:
+                    topic.ledger.require_whole()
+                except LedgersDamaged as error:
+                    log.error("topic_refused", topic=str(topic.name), reason=str(error))
+                    self.give_up(topic)
+
     async def _give_up(self, topic: Topic) -> None:
         key = str(topic.name)
         async with self._lock(key):
@@ -551,13 +564,13 @@ class TopicRegistry:
             if topic is not None and not force:
                 require_no_clients(topic)
             await self._close(str(name))
-            self.unloaded.forget(str(name))
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")
                 await self._broker.managed_ledgers.delete(
                     name.ledger_path, require_unused=require_unused
                 )
+                self.unloaded.forget(str(name))
                 await self._forget_transactions(name)
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
                 await self._forget_schemas(name)

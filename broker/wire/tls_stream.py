@@ -64,12 +64,15 @@ class TlsStream(asyncio.Protocol):
         make_protocol: Callable[[], asyncio.Protocol],
         handshakes: Handshakes,
         memory: PeerMemory,
+        *,
+        handshake_s: float = TLS_HANDSHAKE_S,
     ) -> None:
         self.state = StreamState.HANDSHAKE
         self._context = context
         self._make_protocol = make_protocol
         self._handshakes = handshakes
         self._memory = memory
+        self._handshake_s = handshake_s
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl: ssl.SSLObject | None = None
@@ -78,6 +81,8 @@ class TlsStream(asyncio.Protocol):
         self._protocol: asyncio.Protocol | None = None
         self._remote = ""
         self._input_bytes = 0
+        self._incomplete_bytes = 0
+        """Bytes that came since the last whole record.  OpenSSL has them, and does not tell."""
         self._reported = False
         self._error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +95,7 @@ class TlsStream(asyncio.Protocol):
         self._raw = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._remote = str(peer[0]) if isinstance(peer, tuple) else str(peer or "unknown")
-        self._timer = asyncio.get_running_loop().call_later(TLS_HANDSHAKE_S, self._too_late)
+        self._timer = asyncio.get_running_loop().call_later(self._handshake_s, self._too_late)
         if not self._handshakes.begin(self, self._remote):
             self.abort()
 
@@ -98,12 +103,14 @@ class TlsStream(asyncio.Protocol):
         """Take encrypted bytes of the peer."""
         if self.state is StreamState.OPEN:
             self._input_bytes += len(data)
+            self._incomplete_bytes += len(data)
             self._incoming.write(data)
             self._receive()
-            if self._incoming.pending > _REPORTED_BYTES or self._reported:
+            if self._incomplete_bytes > _REPORTED_BYTES or self._reported:
                 self._report_held()
         elif self.state is StreamState.HANDSHAKE:
             self._input_bytes += len(data)
+            self._incomplete_bytes += len(data)
             self._incoming.write(data)
             # What comes next waits in the system, until these bytes have had their turn.
             self._raw.pause_reading()
@@ -161,6 +168,7 @@ class TlsStream(asyncio.Protocol):
     def _complete(self, established: ssl.SSLObject) -> None:
         self._cancel_timer()
         self._handshakes.end(self, completed=True)
+        self._incomplete_bytes = self._incoming.pending
         self._move(StreamState.OPEN)
         self._send_encrypted()
         self._protocol = self._make_protocol()
@@ -245,6 +253,9 @@ class TlsStream(asyncio.Protocol):
             return
         # An answer to a message of TLS itself, such as a change of keys.
         self._send_encrypted()
+        if parts:
+            # The beginning of another record may be behind; it counts when more of it comes.
+            self._incomplete_bytes = 0
         if parts and self._protocol is not None:
             self._protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
         if ended and self._protocol is not None:
@@ -272,7 +283,7 @@ class TlsStream(asyncio.Protocol):
     @property
     def held_bytes(self) -> int:
         """See `Holder`.  The protocol accounts its own input, and all output."""
-        return self._incoming.pending
+        return self._incomplete_bytes
 
     @property
     def progress_bytes(self) -> int:
@@ -290,7 +301,7 @@ class TlsStream(asyncio.Protocol):
 
     def _report_held(self) -> None:
         if self.state in (StreamState.HANDSHAKE, StreamState.OPEN):
-            self._reported = self._incoming.pending > _REPORTED_BYTES
+            self._reported = self._incomplete_bytes > _REPORTED_BYTES
             self._memory.report(self)
 
     def _cancel_timer(self) -> None:

@@ -1,7 +1,10 @@
 """The first words and the end of a broker process."""
 
 import asyncio
+import os
+import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +18,8 @@ from broker.cli import serving
 from broker.placement import BrokerAddress
 from config.settings import Settings
 from magnetar.cli import main
+from tests.support.authority import Authority
+from tests.support.child_process import free_port
 
 HOST: Final = "127.0.0.1"
 STANDALONE: Final = (sys.executable, "-m", main.__name__, "standalone")
@@ -26,6 +31,20 @@ async def test_stores_that_do_not_answer_are_not_waited_for() -> None:
         await asyncio.wait_for(serving.stop_in_time(never, 0.01), 5)
     assert [each["event"] for each in logged] == ["stop_timed_out"]
     assert never.cancelled()
+
+
+async def test_signal_ends_a_start_that_takes_long() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    assert not await asyncio.wait_for(serving.started_before(stop, asyncio.sleep(60)), 5)
+
+
+async def test_error_of_a_start_is_raised() -> None:
+    async def start() -> None:
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        await serving.started_before(asyncio.Event(), start())
 
 
 def address(http_port: int) -> BrokerAddress:
@@ -95,3 +114,31 @@ def test_broker_asks_for_another_bind_host_once(tmp_path: Path) -> None:
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("magnetar: ")]
     assert "set bind_host (--bind-host) to one of its addresses" in error
+
+
+def test_hangup_loads_the_new_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    made = authority.issue("broker")
+    given = ["--port", "0", "--http-port", "0", "--port-tls", str(port := free_port())]
+    files = {"TLS_CERTIFICATE_FILE": made.chain, "TLS_KEY_FILE": made.key}
+    process = subprocess.Popen(
+        [*STANDALONE, "--bind-host", HOST, "--data-dir", str(tmp_path / "data"), *given],
+        env={**os.environ, **{f"MAGNETAR_{name}": str(path) for name, path in files.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        lines = iter(process.stdout.readline, "")
+        assert any(f"pulsar+ssl://{HOST}:{port}" in line for line in lines)
+        assert any("Ctrl-C" in line for line in lines)
+        assert ssl.get_server_certificate((HOST, port)) == made.chain.read_text()
+        authority.issue("broker")
+        process.send_signal(signal.SIGHUP)
+        assert any("security_files_loaded" in line for line in lines)
+        assert ssl.get_server_certificate((HOST, port)) == made.chain.read_text()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert process.returncode == 0

@@ -12,7 +12,6 @@ import typer
 from broker.cli.rest_client import RestFailure, call, client_context
 from magnetar.cli.option_group import with_options
 from magnetar.cli.security_options import SecurityOptions
-from magnetar.credentials.rest import RestCredentials
 from magnetar.protocol.server_error import MagnetarError
 
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
@@ -36,14 +35,17 @@ class Admin(SecurityOptions):
         Raises `RestFailure` if a file cannot be read, or an issuer gives no token.
         """
         try:
-            return self._credentials.authorization(self.admin_url)
+            return self._authorize(self.admin_url)
         except MagnetarError as error:
             raise RestFailure(str(error)) from error
 
     @cached_property
-    def _credentials(self) -> RestCredentials:
+    def _authorize(self) -> Callable[[str], str | None]:
+        # Imported by commands that ask a broker, and not by the broker's own start.
+        from magnetar.credentials.rest import RestCredentials
+
         # One for all requests of a command, as it keeps the token of an issuer.
-        return RestCredentials(self.token_text, self.basic, self.oauth2)
+        return RestCredentials(self.token_text, self.basic, self.oauth2).authorization
 
     def tls_context(self) -> ssl.SSLContext | None:
         """The TLS context of requests; None for an address without TLS.  Raises `RestFailure`."""

@@ -7,7 +7,6 @@ import http.client
 import json
 import ssl
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ import typer
 
 from broker.cli.failure import fail
 from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_client import RestFailure, not_trusted, refusal
+from broker.cli.rest_client import RestFailure, fetch, not_trusted, refusal
 from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
 from broker.cli.tokens import register_tokens
 from broker.cli.topics import register_topics
@@ -178,15 +177,16 @@ def show_config(config: ConfigFile = None) -> None:
 def health(admin: Admin = DEFAULT_ADMIN) -> None:
     """Check the health of a broker: status 0 if it is well."""
     url = f"{admin.admin_url.rstrip('/')}/admin/v2/brokers/health"
+    known = None
     try:
-        with urllib.request.urlopen(
-            url, timeout=HEALTH_TIMEOUT_S, context=admin.tls_context()
-        ) as answer:
-            typer.echo(answer.read().decode())
+        known = admin.authorization()
+        tls = admin.tls_context()
+        typer.echo(fetch(url, HEALTH_TIMEOUT_S, authorization=known, tls=tls).decode())
     except RestFailure as error:
         raise fail(error) from error
     except urllib.error.HTTPError as error:
-        raise fail(f"{url} reports a failure, {refusal(error, admin.admin_url)}") from error
+        said = refusal(error, admin.admin_url, known=known is not None)
+        raise fail(f"{url} reports a failure, {said}") from error
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:

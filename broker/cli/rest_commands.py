@@ -1,69 +1,51 @@
 """Options and helpers of commands that send REST requests to a broker."""
 
-import inspect
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import wraps
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Final
 from urllib.parse import quote
 
 import typer
 
 from broker.cli.rest_client import RestFailure, call, client_context
+from magnetar.cli.option_group import with_options
+from magnetar.cli.security_options import SecurityOptions
+from magnetar.protocol.server_error import MagnetarError
 
-_PANEL: Final = "Connection"
-
-
-def _option(name: str, variable: str, description: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(
-        name, envvar=f"MAGNETAR_{variable}", help=description, rich_help_panel=_PANEL
-    )
-    return option
+DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
 
 
-@dataclass(frozen=True, slots=True)
-class Admin:
-    """The REST interface that a command asks: its connection options.
+@dataclass(frozen=True)
+class Admin(SecurityOptions):
+    """The REST interface that one command line names, and its credentials and TLS.
 
-    Those of TLS have the names that commands of the client have.
+    Raises typer.BadParameter.
     """
 
-    admin_url: Annotated[str, _option("--admin-url", "ADMIN_URL", "REST address of a broker")] = (
-        "http://127.0.0.1:8080"
-    )
-    tls_trust_file: Annotated[
-        Path | None,
-        _option(
-            "--tls-trust-file",
-            "TLS_TRUST_FILE",
-            "PEM of the authorities that brokers are checked by",
-        ),
-    ] = None
-    tls_certificate_file: Annotated[
-        Path | None,
-        _option("--tls-certificate-file", "TLS_CERTIFICATE_FILE", "PEM of a certificate to show"),
-    ] = None
-    tls_key_file: Annotated[
-        Path | None, _option("--tls-key-file", "TLS_KEY_FILE", "PEM of its key")
-    ] = None
-    tls_check_certificate: Annotated[
-        bool,
-        _option(
-            "--tls-check-certificate/--no-tls-check-certificate",
-            "TLS_CHECK_CERTIFICATE",
-            "Without: any broker is trusted, for tests",
-        ),
-    ] = True
-    tls_check_hostname: Annotated[
-        bool,
-        _option(
-            "--tls-check-hostname/--no-tls-check-hostname",
-            "TLS_CHECK_HOSTNAME",
-            "Without: also one of another name, for tests",
-        ),
-    ] = True
+    admin_url: Annotated[
+        str,
+        typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker"),
+    ] = DEFAULT_ADMIN_URL
+
+    def authorization(self) -> str | None:
+        """The header `Authorization`, or None without credentials.
+
+        Raises `RestFailure` if a file cannot be read, or an issuer gives no token.
+        """
+        try:
+            return self._authorize(self.admin_url)
+        except MagnetarError as error:
+            raise RestFailure(str(error)) from error
+
+    @cached_property
+    def _authorize(self) -> Callable[[str], str | None]:
+        # Imported by commands that ask a broker, and not by the broker's own start.
+        from magnetar.credentials.rest import RestCredentials
+
+        # One for all requests of a command, as it keeps the token of an issuer.
+        return RestCredentials(self.token_text, self.basic, self.oauth2).authorization
 
     def tls_context(self) -> ssl.SSLContext | None:
         """The TLS context of requests; None for an address without TLS.  Raises `RestFailure`."""
@@ -81,20 +63,8 @@ DEFAULT_ADMIN: Final = Admin()
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `admin` by the connection options."""
-    names = [each.name for each in fields(Admin)]
-
-    @wraps(command)
-    def with_options(**given: object) -> None:
-        admin = Admin(**{name: given.pop(name) for name in names})  # type: ignore[arg-type]
-        command(admin=admin, **given)
-
-    own = [each for each in inspect.signature(command).parameters.values() if each.name != "admin"]
-    added = inspect.signature(Admin).parameters.values()
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *added)]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
-    return with_options
+    """Replace a command's parameter `admin` by the options of `Admin`."""
+    return with_options(command, "admin", Admin)
 
 
 def topic_path(topic: str) -> str:
@@ -113,7 +83,14 @@ def topic_path(topic: str) -> str:
 def ask(admin: Admin, method: str, path: str, body: object | None = None) -> object:
     """Send one REST request; a failure ends the command with its reason."""
     try:
-        return call(admin.admin_url, method, path, body, tls=admin.tls_context())
+        return call(
+            admin.admin_url,
+            method,
+            path,
+            body,
+            authorization=admin.authorization(),
+            tls=admin.tls_context(),
+        )
     except RestFailure as failure:
         typer.echo(str(failure), err=True)
         raise typer.Exit(1) from failure

@@ -20,6 +20,7 @@ from broker.topics.publish_errors import (
 from broker.topics.publish_limits import PublishLimits, largest_message
 from broker.topics.sequence_store import SequenceStore
 from config.bounds import ENTRY_HEADROOM
+from magnetar.callbacks import ignore
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.hot_frames import encode_send_receipts
 from magnetar.protocol.ids import Position
@@ -61,12 +62,16 @@ class PublishPipeline:
         # Appends complete in order, so one queue is enough: a message needs no task, no future and
         # no callback object of its own.
         self._in_flight: deque[_Sent] = deque()
-        self._done = self._appended
-        self._done_in_transaction = self._appended_in_transaction
+        self._done: GroupCallback = self._appended
+        self._done_in_transaction: GroupCallback = self._appended_in_transaction
         self._store = store
         self._buffer = buffer
         self._txns: deque[TxnId] = deque()
         """Transactions of the appends in flight that have one, in order."""
+
+    def release(self) -> None:
+        """Drop the callbacks, when the ledger is closed, so that the memory is freed at once."""
+        self._failed = self._done = self._done_in_transaction = ignore
 
     @property
     def in_flight(self) -> int:

@@ -373,7 +373,7 @@ class TopicRegistry:
 
         def lost(error: MagnetarError) -> None:
             topic = self._topics.get(str(name))
-            if topic is not None and topic.owner is owner:
+            if topic is not None and topic.owner.lost is error:
                 topic.ownership_lost(error)
 
         parts = self._broker.transactions.parts

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES, READ_RETRY_MAX_S, READ_RETRY_MIN_S
+from magnetar.callbacks import ignore
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
@@ -143,6 +144,7 @@ class EntryReader:
             self._retry = None
         if self._task is not None:
             self._task.cancel()
+        self._ready = ignore
 
     def _buffer(self, entries: Iterable[Entry], limit: Position) -> None:
         last = None

@@ -201,6 +201,29 @@ class TopicRegistry:
         self._notify(name, exists=True)
         return topic
 
+    async def create_partition(self, name: TopicName) -> None:
+        """Create a partition that is missing, without loading it.
+
+        Raises `TopicNotFound`, `TopicNotAllowed`, and what storage raises.
+        """
+        # Thousands of partitions are created at once, and most are not used soon: loaded topics
+        # take memory, and make every garbage collection longer.
+        self.require_served(name)
+        async with self._lock(str(name)):
+            if str(name) in self._topics:
+                return
+            policies = await self._broker.namespaces.require(name.namespace_name)
+            await self._require_openable(name, policies, create=True)
+            async with self._acquired(name):
+                created = await self.purge_leftovers_if_new(name)
+                if created:
+                    ledgers = self._broker.managed_ledgers
+                    await ledgers.open(name.ledger_path, create=True)
+                    await ledgers.unload(name.ledger_path)
+            await self._broker.placement.release(name)
+        if created:
+            self._notify(name, exists=True)
+
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """The topic, loaded; created if it is missing, `create` is set and policies allow it.
 

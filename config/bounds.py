@@ -145,6 +145,8 @@ RATE_SAMPLE_S = 10
 """How often the counters of topics are read for their rates."""
 RATE_SAMPLE_TOPICS = 500
 """Topics whose counters are read in one turn of the loop."""
+LOADS_PER_COLLECTION = 1_000
+"""Loads of topics after which the garbage collector goes through what they have made: some 50 ms."""
 IDLE_LOOK_S = 30
 """Longest time between two checks for idle topics."""
 IDLE_TOPICS_TO_TRIM = 100_000

@@ -1,6 +1,7 @@
 """The topics of this broker: finding, creating, loading, unloading and deleting them."""
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +27,7 @@ from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavaila
 from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
 from broker.topics.unloaded_backlogs import UnloadedBacklogs
-from config.bounds import DRAIN_TOPICS_AT_ONCE
+from config.bounds import DRAIN_TOPICS_AT_ONCE, LOADS_PER_COLLECTION
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import (
@@ -141,6 +142,7 @@ class TopicRegistry:
         self.unloaded = UnloadedBacklogs()
         self._listeners: dict[object, TopicListener] = {}
         self._closed = False
+        self._loads_since_collection = 0
         self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
         self.partition_work = PartitionWork()
@@ -318,6 +320,7 @@ class TopicRegistry:
                 topic = await self._open(name)
             self._topics[str(name)] = topic
             self.unloaded.forget(str(name))
+            self._collect_garbage_in_parts()
             topic.opened()
             if sealed_by_layout:
                 topic.begin_seal()
@@ -327,6 +330,15 @@ class TopicRegistry:
             if not self._broker.placement.owns(name):
                 self.give_up(topic)  # lost while it was being loaded
             return topic
+
+    def _collect_garbage_in_parts(self) -> None:
+        """Count a load, and collect garbage after LOADS_PER_COLLECTION of them."""
+        # The objects of a topic last.  The collector comes rarely, and would go through those of
+        # thousands of topics at once, for as long as 0.4 s; behind it they count as old.
+        self._loads_since_collection += 1
+        if self._loads_since_collection >= LOADS_PER_COLLECTION:
+            self._loads_since_collection = 0
+            gc.collect(1)
 
     @asynccontextmanager
     async def _acquired(self, name: TopicName) -> AsyncIterator[None]:

@@ -215,7 +215,7 @@ class StreamCore:
             raise self.stopped_error()
 
     def release(self) -> None:
-        """Drop the callbacks of a closed stream, so that it is freed without a garbage collection."""
+        """Drop the callbacks of a closed stream: it is freed without a garbage collection."""
         self.trim_soon = _no_trimmer
         self._stop_listeners.clear()
 

@@ -10,6 +10,7 @@ import pytest
 from broker.app.service import Broker
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
+from tests.support.bounds import set_bound
 from tests.support.raw_client import RawClient
 from tests.unit.broker.topics.test_topics import name_of
 
@@ -28,8 +29,8 @@ def unreachable_objects() -> Iterator[list[str]]:
         yield found
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        types = (type(each) for each in gc.garbage)
-        found += sorted(each.__qualname__ for each in types if each.__module__.startswith(OF_TOPICS))
+        types = map(type, gc.garbage)
+        found += [each.__qualname__ for each in types if each.__module__.startswith(OF_TOPICS)]
     finally:
         gc.set_debug(flags)
         gc.garbage.clear()
@@ -92,3 +93,23 @@ async def test_topic_whose_clients_are_attached_is_freed_at_once(
         await broker.topics.unload(name)
         await asyncio.sleep(0.1)
     assert found == []
+
+
+async def test_garbage_is_collected_in_parts_while_topics_load(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection goes through all that was made since the last one: it must not be much."""
+    generations: list[int] = []
+
+    def collecting(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            generations.append(info["generation"])
+
+    set_bound(monkeypatch, "LOADS_PER_COLLECTION", 3)
+    gc.callbacks.append(collecting)
+    try:
+        for number in range(7):
+            await broker.topics.get(name_of(f"persistent://public/default/t-{number}"), create=True)
+    finally:
+        gc.callbacks.remove(collecting)
+    assert generations.count(1) >= 2

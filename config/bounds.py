@@ -28,6 +28,10 @@ DECODED_COMMANDS = 128
 COSTLY_REQUESTS_AT_ONCE = 4
 """Costly requests (listings of topics, large schemas, many partitions) of all connections in
 progress; each connection has one."""
+COSTLY_REQUEST_S = 1.0
+"""A costly request that takes longer counts no more among those: it mostly waits for a store ..."""
+COSTLY_REQUESTS_LATE = 60
+"""... as far as no more than this are such; then others wait for them again."""
 COSTLY_REQUESTS_WAITING = 100
 """Costly requests of one connection that wait for their turn; above it the connection is not
 read."""
@@ -146,7 +150,7 @@ RATE_SAMPLE_S = 10
 RATE_SAMPLE_TOPICS = 500
 """Topics whose counters are read in one turn of the loop."""
 LOADS_PER_COLLECTION = 1_000
-"""Loads of topics after which the garbage collector goes through what they have made: some 50 ms."""
+"""Loads of topics after which the garbage collector goes through what they have made: in 50 ms."""
 IDLE_LOOK_S = 30
 """Longest time between two checks for idle topics."""
 IDLE_TOPICS_TO_TRIM = 100_000

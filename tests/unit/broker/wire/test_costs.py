@@ -282,6 +282,33 @@ async def test_watch_that_waits_for_the_store_keeps_nobody_waiting(
     await other.request(Kind.GET_TOPICS_OF_NAMESPACE, listing(0).get_topics_of_namespace)
 
 
+async def test_requests_that_wait_for_a_store_keep_nobody_waiting(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "COSTLY_REQUEST_S", 0.05)
+    loading: set[str] = set()
+
+    async def get(name: TopicName, *, create: bool) -> None:
+        loading.add(str(name))
+        await asyncio.Event().wait()
+
+    for number in range(COSTLY_REQUESTS_AT_ONCE):
+        client = await connect()
+        begun = await client.request(Kind.NEW_TXN, pb.CommandNewTxn(scalable=True))
+        monkeypatch.setattr(broker.topics, "get", get)
+        command = pb.CommandAddPartitionToTxn(
+            request_id=1_000,
+            txnid_most_bits=begun.new_txn_response.txnid_most_bits,
+            txnid_least_bits=begun.new_txn_response.txnid_least_bits,
+            scalable=True,
+            partitions=[f"persistent://{NAMESPACE}/t{number}-{n}" for n in range(100)],
+        )
+        client.send(Kind.ADD_PARTITION_TO_TXN, command)
+        await until(lambda: any(f"/t{number}-" in name for name in loading))  # noqa: B023
+    other = await connect()
+    await other.request(Kind.GET_TOPICS_OF_NAMESPACE, listing(0).get_topics_of_namespace)
+
+
 async def test_watches_of_one_pattern_share_their_names(broker: Broker, connect: Connect) -> None:
     client = await connect()
     pattern = f"persistent://{NAMESPACE}/t.*"

@@ -143,6 +143,16 @@ MAX_PATTERN_STATES = 500
 """Largest automaton that a pattern may become."""
 TOPIC_LIST_PAUSE_S = 0.05
 """Changes of a topic list within this time are sent together."""
+TOPIC_CHANGES_KEPT = 10_000
+"""Changes of topic names of a followed namespace in memory; who misses some lists all anew."""
+TOPIC_CHANGES_WAKES = 100
+"""Watches of topic names that are woken in one turn of the loop after a change."""
+COMPILED_PATTERNS = 200
+"""Topic patterns of which the automata are kept for the next use, 150 KiB each at most."""
+PATTERN_CACHED_STATES = 2_000
+"""States in the sets that one automaton keeps of the names that it was given last."""
+PATTERN_PART_CHARACTERS = 256
+"""Characters of a name that a pattern takes at once: 20 ms for the costliest pattern."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 RATE_SAMPLE_S = 10

@@ -24,6 +24,7 @@ from broker.topics.publish_limits import PublishLimits
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
+from broker.topics.topic_changes import TopicChanges
 from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
 from broker.topics.unloaded_backlogs import UnloadedBacklogs
@@ -149,6 +150,7 @@ class TopicRegistry:
         self.cluster = ClusterTopics(broker, self)
         self.listings = TopicListings(broker.metadata, ledger_key)
         self._lists = TopicLists(broker.metadata, ledger_key)
+        self.changes = TopicChanges(self.follow)
         self._context = TopicContext(
             clock=broker.clock,
             random=broker.random,

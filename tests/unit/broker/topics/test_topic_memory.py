@@ -41,10 +41,8 @@ async def use(client: RawClient, topic: str) -> None:
     """Produce, and consume with each type of subscription; then leave."""
     producer = await client.create_producer(topic)
     await producer.send(b"x")
-    for kind in pb.CommandSubscribe.SubType.values():
-        options = pb.CommandSubscribe(
-            sub_type=kind, initial_position=pb.CommandSubscribe.Earliest
-        )
+    for kind in pb.CommandSubscribe.SubType.keys():  # noqa: SIM118 - it is no mapping
+        options = pb.CommandSubscribe(sub_type=kind, initial_position=pb.CommandSubscribe.Earliest)
         consumer = await client.subscribe(topic, f"s-{kind}", options, permits=1)
         await consumer.receive()
         await consumer.close()

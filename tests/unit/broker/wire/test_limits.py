@@ -240,7 +240,7 @@ async def test_states_that_a_pattern_keeps_are_bounded() -> None:
     pattern, source = TopicPattern(".*[ab].{300}.*"), random.Random(1)
     for _ in range(3):
         pattern.matches("".join(source.choice("ab") for _ in range(200)))
-    assert sum(len(states) for states in pattern._steps.values()) <= PATTERN_CACHED_STATES
+    assert sum(len(states) for states in pattern._steps.values()) <= PATTERN_CACHED_STATES  # noqa: SLF001
 
 
 async def test_names_are_selected_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from broker.topics.publish_errors import (
 from broker.topics.publish_limits import PublishLimits, largest_message
 from broker.topics.sequence_store import SequenceStore
 from config.bounds import ENTRY_HEADROOM
-from magnetar.callbacks import ignore
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.hot_frames import encode_send_receipts
 from magnetar.protocol.ids import Position
@@ -28,6 +27,7 @@ from magnetar.protocol.message import parse_metadata, payload_of, transaction_na
 from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.writer import GroupCallback
 from txn.buffer import SegmentBuffer

@@ -66,7 +66,8 @@ class TopicPattern:
             self._next[end].append(self._final)
         self._start = self._closure({fragment.start})
         self._steps: dict[tuple[States, str], States] = {}
-        self._cached_states = 0
+        self.cached_states = 0
+        """States in all sets that are kept."""
 
     def matches(self, name: str) -> bool:
         """Whether the pattern matches all of `name`."""
@@ -88,10 +89,11 @@ class TopicPattern:
             known = self._steps.get(key)
             if known is None:
                 known = self._step(states, character)
-                self._cached_states += len(known) + 1
-                if self._cached_states > PATTERN_CACHED_STATES:
+                size = len(known) + 1
+                if self.cached_states + size > PATTERN_CACHED_STATES:
                     self._steps.clear()
-                    self._cached_states = 0
+                    self.cached_states = 0
+                self.cached_states += size
                 self._steps[key] = known
             if not known:
                 return known

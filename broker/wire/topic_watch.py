@@ -9,7 +9,6 @@ from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics, part
 from broker.wire.connection import Connection
 from broker.wire.topic_pattern import compiled, select
 from config.bounds import TOPIC_LIST_WATCHERS
-from magnetar.callbacks import ignore
 from magnetar.protocol.names import parse_namespace_name, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
@@ -18,6 +17,7 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandWatchTopicUpdate,
 )
 from magnetar.protocol.server_error import PeerError, ServerError
+from storage.callbacks import ignore
 
 
 class TooManyWatchers(PeerError):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from config import bounds
-from magnetar.callbacks import ignore
 from magnetar.protocol.ids import LATEST, LedgerId, Position
+from storage.callbacks import ignore
 from storage.ledger.store import (
     CorruptEntry,
     LedgerAssertion,

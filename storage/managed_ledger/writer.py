@@ -10,9 +10,9 @@ from typing import Final
 import structlog
 
 from config import bounds
-from magnetar.callbacks import ignore
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import InternalError, MagnetarError
+from storage.callbacks import ignore
 from storage.ledger.store import (
     AppendCallback,
     AppendRefused,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from config.bounds import DELAYED_LOOK_S
-from magnetar.callbacks import ignore
+from storage.callbacks import ignore
 
 
 class DelayTimer:

@@ -10,10 +10,10 @@ from typing import Final
 import structlog
 
 from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES, READ_RETRY_MAX_S, READ_RETRY_MIN_S
-from magnetar.callbacks import ignore
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
+from storage.callbacks import ignore
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry
 

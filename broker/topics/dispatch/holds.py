@@ -8,8 +8,8 @@ import structlog
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.source import HoldingTransactions
 from magnetar.background_tasks import BackgroundTasks
-from magnetar.callbacks import ignore
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 
 log = structlog.get_logger(__name__)
 

@@ -28,6 +28,10 @@ DECODED_COMMANDS = 128
 COSTLY_REQUESTS_AT_ONCE = 4
 """Costly requests (listings of topics, large schemas, many partitions) of all connections in
 progress; each connection has one."""
+COSTLY_REQUEST_S = 1.0
+"""A costly request that takes longer counts no more among those: it mostly waits for a store ..."""
+COSTLY_REQUESTS_LATE = 60
+"""... as far as no more than this are such; then others wait for them again."""
 COSTLY_REQUESTS_WAITING = 100
 """Costly requests of one connection that wait for their turn; above it the connection is not
 read."""
@@ -154,12 +158,24 @@ MAX_PATTERN_STATES = 500
 """Largest automaton that a pattern may become."""
 TOPIC_LIST_PAUSE_S = 0.05
 """Changes of a topic list within this time are sent together."""
+TOPIC_CHANGES_KEPT = 10_000
+"""Changes of topic names of a followed namespace in memory; who misses some lists all anew."""
+TOPIC_CHANGES_WAKES = 100
+"""Watches of topic names that are woken in one turn of the loop after a change."""
+COMPILED_PATTERNS = 200
+"""Topic patterns of which the automata are kept for the next use, 150 KiB each at most."""
+PATTERN_CACHED_STATES = 2_000
+"""States in the sets that one automaton keeps of the names that it was given last."""
+PATTERN_PART_CHARACTERS = 256
+"""Characters of a name that a pattern takes at once: 20 ms for the costliest pattern."""
 TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 RATE_SAMPLE_S = 10
 """How often the counters of topics are read for their rates."""
 RATE_SAMPLE_TOPICS = 500
 """Topics whose counters are read in one turn of the loop."""
+LOADS_PER_COLLECTION = 1_000
+"""Loads of topics after which the garbage collector goes through what they have made: in 50 ms."""
 IDLE_LOOK_S = 30
 """Longest time between two checks for idle topics."""
 IDLE_TOPICS_TO_TRIM = 100_000

@@ -5,6 +5,8 @@ each event, and of each library's logger; values and tracebacks in a length of t
 line of an event has the number of those left out, `not_logged_before`.  A logger that was made with
 `every_line=True` has no bound in number: for lines that no peer can cause, and an operator must see
 all of, such as damage that is found at the start.
+
+A line that cannot be written is lost, and nothing else happens: the disk of the log may be full.
 """
 
 import io
@@ -12,7 +14,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Literal, TextIO
+from contextlib import suppress
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
@@ -53,7 +56,7 @@ def configure_logging(
     structlog.configure(
         processors=[*processors, _shorten_values, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyOutput(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     _configure_libraries(limits)
@@ -66,6 +69,26 @@ def _configure_libraries(limits: LogLimits) -> None:
         root.removeHandler(handler)
     root.addHandler(_LibraryHandler(limits))
     root.setLevel(logging.WARNING)
+
+
+class _LossyOutput(io.TextIOBase):
+    """Writes to a stream, and leaves out what that does not take."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a line, or lose it."""
+        # Lines are logged between the steps of a failure, on threads too: an error would break off
+        # the handling of that failure, and leave those waiting that wait for its end.
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written, or lose it."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class _LineBound:

@@ -110,7 +110,6 @@ class SegmentBuffer:
         self._cleanup_slots = parts.cleanup_slots
         self._core = self.core_class(segment, ledger)
         self._loop = asyncio.get_running_loop()
-        self._follower = self._decided
         self._waiting: dict[TxnId, list[Then]] = {}
         self._claimed: TxnId | None = None
         """The transaction whose claim has just become durable; its task reads the header too."""
@@ -145,7 +144,7 @@ class SegmentBuffer:
         txns = list(self._core.members)
         # W7: followed before the header is read, so that no end falls between.
         for txn in txns:
-            self._decisions.follow(txn, self._follower)
+            self._decisions.follow(txn, self._decided)
         await self._load_headers(txns)
         # W8: last, as a stale owner may record an abort and then delete its claim meanwhile.
         self._core.loaded(await self._store.aborted_on(self.segment))
@@ -313,7 +312,7 @@ class SegmentBuffer:
             self._prune_timer.cancel()
             self._prune_timer = None
         for txn in self._core.members:
-            self._decisions.forget(txn, self._follower)
+            self._decisions.forget(txn, self._decided)
         waiting, self._waiting = self._waiting, {}
         for then in (then for each in waiting.values() for then in each):
             self._loop.call_soon(then, self._stopped_error())
@@ -357,7 +356,7 @@ class SegmentBuffer:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case PutClaim(txn):
-                self._decisions.follow(txn, self._follower)
+                self._decisions.follow(txn, self._decided)
                 self._work.start(self._put_claim(txn))
             case ReadHeader(txn):
                 self._read_header(txn)
@@ -374,7 +373,7 @@ class SegmentBuffer:
             case ForgetAborted(txn):
                 self._work.start(self._forget_aborted(txn))
             case StopFollowing(txn):
-                self._decisions.forget(txn, self._follower)
+                self._decisions.forget(txn, self._decided)
             case MaxReadPositionMoved():
                 for listener in list(self._listeners.values()):
                     listener()

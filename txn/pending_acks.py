@@ -68,6 +68,22 @@ class AckListener(Protocol):
         ...
 
 
+class _NoListener:
+    """The `AckListener` of a closed subscription."""
+
+    def held(self, acks: Sequence[PendingAck]) -> None:
+        """See `AckListener`."""
+
+    def refused(self, acks: Sequence[PendingAck]) -> None:
+        """See `AckListener`."""
+
+    def applied(self, acks: Sequence[PendingAck]) -> None:
+        """See `AckListener`."""
+
+    def released(self, acks: Sequence[PendingAck]) -> None:
+        """See `AckListener`."""
+
+
 def _always_wanted() -> None:
     """Raise nothing: the acknowledgement is wanted, however long it waits."""
 
@@ -521,6 +537,8 @@ class PendingAcks:
         waiting = self._background.running | self._holding.running
         if waiting:
             await asyncio.wait(waiting)
+        # The listener has these acknowledgements: a circle would wait for a garbage collection.
+        self._listener = _NoListener()
 
     def _stop(self, error: MagnetarError) -> None:
         if self._stopped is None:

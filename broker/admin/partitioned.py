@@ -129,11 +129,8 @@ async def _create_partitions(broker: Broker, name: TopicName, count: int) -> Non
     if broker.placement.shared:
         return
 
-    async def create(partition: TopicName) -> None:
-        await broker.topics.get(partition, create=True)
-
     partitions = [name.partition(index) for index in range(count)]
-    await broker.topics.partition_work.run(partitions, create)
+    await broker.topics.partition_work.run(partitions, broker.topics.create_partition)
 
 
 async def grow_partitions(request: web.Request) -> web.Response:

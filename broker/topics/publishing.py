@@ -27,6 +27,7 @@ from magnetar.protocol.message import parse_metadata, payload_of, transaction_na
 from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.writer import GroupCallback
 from txn.buffer import SegmentBuffer
@@ -65,12 +66,16 @@ class PublishPipeline:
         # Appends complete in order, so one queue is enough: a message needs no task, no future and
         # no callback object of its own.
         self._in_flight: deque[_SendInFlight] = deque()
-        self._done = self._appended
-        self._done_in_transaction = self._appended_in_transaction
+        self._done: GroupCallback = self._appended
+        self._done_in_transaction: GroupCallback = self._appended_in_transaction
         self._store = store
         self._buffer = buffer
         self._txns: deque[TxnId] = deque()
         """Transactions of the appends in flight that have one, in order."""
+
+    def release(self) -> None:
+        """Drop the callbacks, when the ledger is closed, so that the memory is freed at once."""
+        self._failed = self._done = self._done_in_transaction = ignore
 
     @property
     def in_flight(self) -> int:

@@ -1,6 +1,7 @@
 """The topics of this broker: finding, creating, loading, unloading and deleting them."""
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,10 +23,11 @@ from broker.topics.publish_limits import PublishLimits
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
+from broker.topics.topic_changes import TopicChanges
 from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
 from broker.topics.unloaded_backlogs import UnloadedBacklogs
-from config.bounds import DRAIN_TOPICS_AT_ONCE
+from config.bounds import DRAIN_TOPICS_AT_ONCE, LOADS_PER_COLLECTION
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import (
@@ -141,12 +143,14 @@ class TopicRegistry:
         self.unloaded = UnloadedBacklogs()
         self._listeners: dict[object, TopicListener] = {}
         self._closed = False
+        self._loads_since_collection = 0
         self._forget_owners = broker.placement.on_change(self._owner_changed)
         self.partitioned = PartitionedTopics(broker.metadata)
         self.partition_work = PartitionWork()
         self.cluster = ClusterTopics(broker, self)
         self.listings = TopicListings(broker.metadata, ledger_key)
         self._lists = TopicLists(broker.metadata, ledger_key)
+        self.changes = TopicChanges(self.follow)
         self._context = TopicContext(
             clock=broker.clock,
             random=broker.random,
@@ -200,6 +204,29 @@ class TopicRegistry:
         topic = await self.get(name, create=False)
         self._notify(name, exists=True)
         return topic
+
+    async def create_partition(self, name: TopicName) -> None:
+        """Create a partition that is missing, without loading it.
+
+        Raises `TopicNotFound`, `TopicNotAllowed`, and what storage raises.
+        """
+        # Thousands of partitions are created at once, and most are not used soon: loaded topics
+        # take memory, and make every garbage collection longer.
+        self.require_served(name)
+        async with self._lock(str(name)):
+            if str(name) in self._topics:
+                return
+            policies = await self._broker.namespaces.require(name.namespace_name)
+            await self._require_openable(name, policies, create=True)
+            async with self._acquired(name):
+                created = await self.purge_leftovers_if_new(name)
+                if created:
+                    ledgers = self._broker.managed_ledgers
+                    await ledgers.open(name.ledger_path, create=True)
+                    await ledgers.unload(name.ledger_path)
+            await self._broker.placement.release(name)
+        if created:
+            self._notify(name, exists=True)
 
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """The topic, loaded; created if it is missing, `create` is set and policies allow it.
@@ -295,6 +322,7 @@ class TopicRegistry:
                 topic = await self._open(name)
             self._topics[str(name)] = topic
             self.unloaded.forget(str(name))
+            self._collect_garbage_in_parts()
             topic.opened()
             if sealed_by_layout:
                 topic.begin_seal()
@@ -304,6 +332,15 @@ class TopicRegistry:
             if not self._broker.placement.owns(name):
                 self.give_up(topic)  # lost while it was being loaded
             return topic
+
+    def _collect_garbage_in_parts(self) -> None:
+        """Count a load, and collect garbage after LOADS_PER_COLLECTION of them."""
+        # The objects of a topic last.  The collector comes rarely, and would go through those of
+        # thousands of topics at once, for as long as 0.4 s; behind it they count as old.
+        self._loads_since_collection += 1
+        if self._loads_since_collection >= LOADS_PER_COLLECTION:
+            self._loads_since_collection = 0
+            gc.collect(1)
 
     @asynccontextmanager
     async def _acquired(self, name: TopicName) -> AsyncIterator[None]:
@@ -375,7 +412,7 @@ class TopicRegistry:
 
         def lost(error: MagnetarError) -> None:
             topic = self._topics.get(str(name))
-            if topic is not None and topic.owner is owner:
+            if topic is not None and topic.owner.lost is error:
                 topic.ownership_lost(error)
 
         parts = self._broker.transactions.parts

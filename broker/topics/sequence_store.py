@@ -187,10 +187,14 @@ class SequenceStore:
         await ledger.delete_cursor(READER_NAME)
 
     async def close(self) -> None:
-        """Take a snapshot if anything is not saved yet."""
+        """Take a snapshot if anything is not saved yet, and drop the ledger."""
         await self._quiet()
-        if self.unsaved_entries:
-            await self.save()
+        try:
+            if self.unsaved_entries:
+                await self.save()
+        finally:
+            # The ledger asks this store for its retention.
+            self._ledger = self._reader = None
 
     async def _quiet(self) -> None:
         """Cancel the timer, and wait for a snapshot that is being taken."""

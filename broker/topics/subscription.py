@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
+from weakref import ref
 
 import structlog
 
@@ -23,6 +24,7 @@ from broker.topics.dispatch.shared import SharedDispatcher
 from broker.topics.dispatch.single_active import SingleActiveDispatcher
 from broker.topics.traffic import Traffic
 from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
+from broker.topics.weak_references import require_present
 from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, SEEK_REATTACH_S
 from magnetar.protocol.ack_set import from_words
 from magnetar.protocol.ids import Position
@@ -84,7 +86,7 @@ class Subscription:
         handover_wait_s: float = EXCLUSIVE_HANDOVER_WAIT_S,
         reattach_s: float = SEEK_REATTACH_S,
     ) -> None:
-        self.topic = topic
+        self._topic_reference = ref(topic)
         self._handover_wait_s = handover_wait_s
         self._reattach_s = reattach_s
         self.name = name
@@ -109,6 +111,11 @@ class Subscription:
         self._past = _PastConsumers()
 
     # Queries
+
+    @property
+    def topic(self) -> SubscribedTopic:
+        """The topic.  Raises `TopicGone` if it was closed and nobody uses it."""
+        return require_present(self._topic_reference)
 
     @property
     def consumers(self) -> Sequence[Consumer]:

@@ -563,6 +563,7 @@ class Topic:
                 await close()
             except MagnetarError as error:
                 failures.append(error)
+        self._publishing.release()
         self._move(TopicState.CLOSED)
         if failures:
             raise failures[0]

@@ -5,7 +5,8 @@ A listing is made in parts of `TOPIC_LISTING_PART` names, between which the loop
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence, Set
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,14 +20,14 @@ from magnetar.protocol.names import (
     TopicName,
     decode_name,
     parse_ledger_path,
-    parse_topic_name,
 )
 from magnetar.protocol.pulsar_pb2 import CommandGetTopicsOfNamespaceResponse
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import MetadataStore
 
 T = TypeVar("T")
-Matches = Callable[[TopicName], bool]
+Select = Callable[[Iterable[str]], Awaitable[list[str]]]
+"""Returns those of some names that match a pattern, in parts: it may wait in between."""
 
 
 def topics_hash(names: Iterable[str]) -> str:
@@ -48,16 +49,20 @@ class MatchingTopics:
 
     names: tuple[str, ...]
     hash: str
-    members: frozenset[str]
+
+    def has(self, name: str) -> bool:
+        """Whether a name is among them."""
+        # A set would take seven times the memory of the names, for each pattern of a client.
+        at = bisect_left(self.names, name)
+        return at < len(self.names) and self.names[at] == name
 
     def with_changes(self, added: Set[str], removed: Set[str]) -> "MatchingTopics":
         """The names with some added and some removed."""
-        kept = [name for name in self.names if name not in removed]
-        names = tuple(sorted([*kept, *(added - self.members)]))
-        return MatchingTopics(names, _hash_of_sorted(names), frozenset(names))
+        names = tuple(sorted({*self.names, *added} - removed))
+        return MatchingTopics(names, _hash_of_sorted(names))
 
 
-NO_MATCHING_TOPICS = MatchingTopics((), topics_hash(()), frozenset())
+NO_MATCHING_TOPICS = MatchingTopics((), topics_hash(()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,16 +77,15 @@ class TopicListing:
     """The same for a client that has this hash: no names."""
     _of_patterns: dict[str, MatchingTopics] = field(default_factory=dict)
 
-    async def matching(self, pattern: str, matches: Matches) -> MatchingTopics:
+    async def matching(self, pattern: str, select: Select) -> MatchingTopics:
         """The names that match a pattern; found once for each pattern."""
         known = self._of_patterns.get(pattern)
         if known is None:
-            found: list[str] = []
-            for part in parts_of(self.names):
-                found += [name for name in part if matches(parse_topic_name(name))]
-                await asyncio.sleep(0)
-            names = tuple(found)
-            known = MatchingTopics(names, _hash_of_sorted(names), frozenset(names))
+            names = tuple(await select(self.names))
+            known = MatchingTopics(names, _hash_of_sorted(names))
+            for other in self._of_patterns.values():
+                if other.hash == known.hash and other.names == known.names:
+                    known = other
             if len(self._of_patterns) >= TOPIC_LISTING_PATTERNS:
                 del self._of_patterns[next(iter(self._of_patterns))]
             self._of_patterns[pattern] = known

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+from weakref import ref
 
 import structlog
 
@@ -23,6 +24,7 @@ from broker.topics.producer_access import (
     ProducerFenced,
 )
 from broker.topics.sequence_store import SequenceStore
+from broker.topics.weak_references import require_present
 from config.bounds import WAITING_PRODUCERS
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.server_error import MagnetarError
@@ -74,7 +76,7 @@ class TopicProducers:
     """
 
     def __init__(self, topic: AdmittingTopic) -> None:
-        self._topic = topic
+        self._topic_reference = ref(topic)
         self._producers: dict[str, Producer] = {}
         epoch = topic.ledger.properties.get(TOPIC_EPOCH_PROPERTY)
         self._access = ProducerAccess(int(epoch) if epoch is not None else None)
@@ -82,6 +84,10 @@ class TopicProducers:
         self._nobody: asyncio.Future[None] | None = None
         self.past_messages_in = 0
         self.past_bytes_in = 0
+
+    @property
+    def _topic(self) -> AdmittingTopic:
+        return require_present(self._topic_reference)
 
     @property
     def by_name(self) -> Mapping[str, Producer]:

@@ -4,12 +4,14 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, Self
+from weakref import ref
 
 from broker.topics.batch_sizes import BatchSizes
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.dispatcher import Dispatcher
 from broker.topics.dispatch.errors import ConsumerNotAllowed, SubscriptionUnavailable
 from broker.topics.dispatch.source import ReadableTopic
+from broker.topics.weak_references import require_present
 from config.bounds import TXN_SLICE_POSITIONS
 from magnetar.protocol.ids import Position
 from magnetar.protocol.incarnation import INCARNATION
@@ -96,7 +98,7 @@ class TransactionalAcks:
     pending: PendingAcks
 
     def __init__(self, subscription: AckedSubscription) -> None:
-        self._subscription = subscription
+        self._subscription_reference = ref(subscription)
         self._waits = False
         """Whether dispatch waits for the end of another consumer's transaction (A9)."""
 
@@ -114,6 +116,10 @@ class TransactionalAcks:
             loaded,
         )
         return loaded
+
+    @property
+    def _subscription(self) -> AckedSubscription:
+        return require_present(self._subscription_reference)
 
     # Acknowledgements
 

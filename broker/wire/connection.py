@@ -24,6 +24,7 @@ from config.bounds import (
     CLOSE_FLUSH_S,
     CONNECTION_WRITE_HIGH_WATER,
     CONNECTION_WRITE_LIMIT,
+    COSTLY_REQUEST_S,
     COSTLY_REQUESTS_WAITING,
     DECODED_COMMANDS,
     ECHO_WAIT_S,
@@ -331,9 +332,11 @@ class Connection(asyncio.Protocol):
         finally:
             if requests.waiting(self) < COSTLY_REQUESTS_WAITING // 2:
                 self.resume_reading(_COSTLY)
+        late = self._loop.call_later(COSTLY_REQUEST_S, requests.late, self)
         try:
             yield
         finally:
+            late.cancel()
             requests.finished(self)
 
     def costly_if(self, condition: bool) -> AbstractAsyncContextManager[None]:

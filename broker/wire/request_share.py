@@ -6,13 +6,14 @@ Two rules account for the cost of what a peer requests:
   that once per `TURN_FRAMES` frames.
 - A connection has one costly request in progress, and all connections together have
   `COSTLY_REQUESTS_AT_ONCE`.  `CostlyRequests` starts those that wait round robin by connection, and
-  the requests of one connection in the order of their arrival.
+  the requests of one connection in the order of their arrival.  A request that is late does not
+  count among them, because it waits for a store more than it computes, and a store may hang.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from config.bounds import TURN_FRAMES, TURN_S
+from config.bounds import COSTLY_REQUESTS_LATE, TURN_FRAMES, TURN_S
 
 Start = Callable[[], None]
 
@@ -39,11 +40,14 @@ class CostlyRequests:
     """Starts costly requests: one of each connection, `at_once` of all, round robin.
 
     A request is the callback that starts it.  `finished` must follow for each that was started.
+    As many as `late_at_most` that were reported as late do not count among `at_once`.
     """
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, late_at_most: int = COSTLY_REQUESTS_LATE) -> None:
         self._at_once = at_once
+        self._late_at_most = late_at_most
         self._in_progress: set[Hashable] = set()
+        self._late: set[Hashable] = set()
         self._waiting: dict[Hashable, deque[Start]] = {}
         self._unwritable: set[Hashable] = set()
         self._ready: dict[Hashable, None] = {}
@@ -55,9 +59,16 @@ class CostlyRequests:
         self._take_place(connection)
         self._start_ready()
 
+    def late(self, connection: Hashable) -> None:
+        """Note that the request of a connection that is in progress takes long."""
+        if connection in self._in_progress:
+            self._late.add(connection)
+            self._start_ready()
+
     def finished(self, connection: Hashable) -> None:
         """End the request of a connection that is in progress, and start the next ones."""
         self._in_progress.discard(connection)
+        self._late.discard(connection)
         self._take_place(connection)
         self._start_ready()
 
@@ -103,8 +114,12 @@ class CostlyRequests:
         ):
             self._ready.setdefault(connection)
 
+    def _counted(self) -> int:
+        """The number of requests in progress, without late ones."""
+        return len(self._in_progress) - min(len(self._late), self._late_at_most)
+
     def _start_ready(self) -> None:
-        while self._ready and len(self._in_progress) < self._at_once:
+        while self._ready and self._counted() < self._at_once:
             connection = next(iter(self._ready))
             del self._ready[connection]
             waiting = self._waiting[connection]

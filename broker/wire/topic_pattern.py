@@ -7,15 +7,25 @@ Supported are literals, `.`, classes, `\d \w \s` and their complements, `\Q...\E
 ends of the pattern.  Anything else is refused.
 """
 
+import asyncio
 import string
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import ClassVar
 
-from config.bounds import MAX_PATTERN_CHARACTERS, MAX_PATTERN_STATES
+from config.bounds import (
+    COMPILED_PATTERNS,
+    MAX_PATTERN_CHARACTERS,
+    MAX_PATTERN_STATES,
+    PATTERN_CACHED_STATES,
+    PATTERN_PART_CHARACTERS,
+    TURN_S,
+)
 from magnetar.protocol.server_error import PeerError, ServerError
 
 Test = Callable[[str], bool]
-_CACHED_STEPS = 4096
+States = frozenset[int]
 _DIGITS = frozenset(string.digits)
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
 _SPACE = frozenset(" \t\n\r\f\v")
@@ -55,23 +65,40 @@ class TopicPattern:
         for end in fragment.ends:
             self._next[end].append(self._final)
         self._start = self._closure({fragment.start})
-        self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        self._steps: dict[tuple[States, str], States] = {}
+        self.cached_states = 0
+        """States in all sets that are kept."""
 
     def matches(self, name: str) -> bool:
         """Whether the pattern matches all of `name`."""
-        states = self._start
-        for character in name:
+        return self.accepts(self.advance(self.start, name))
+
+    @property
+    def start(self) -> States:
+        """The states before the first character."""
+        return self._start
+
+    def accepts(self, states: States) -> bool:
+        """Whether a name that led to these states matches."""
+        return self._final in states
+
+    def advance(self, states: States, text: str) -> States:
+        """The states after some more characters of a name; none if it cannot match any more."""
+        for character in text:
             key = (states, character)
             known = self._steps.get(key)
             if known is None:
                 known = self._step(states, character)
-                if len(self._steps) >= _CACHED_STEPS:
+                size = len(known) + 1
+                if self.cached_states + size > PATTERN_CACHED_STATES:
                     self._steps.clear()
+                    self.cached_states = 0
+                self.cached_states += size
                 self._steps[key] = known
             if not known:
-                return False
+                return known
             states = known
-        return self._final in states
+        return states
 
     def _step(self, states: frozenset[int], character: str) -> frozenset[int]:
         reached: set[int] = set()
@@ -92,6 +119,33 @@ class TopicPattern:
                         states.add(following)
                         waiting.append(following)
         return frozenset(states)
+
+
+@lru_cache(COMPILED_PATTERNS)
+def compiled(pattern: str) -> TopicPattern:
+    """A pattern, compiled now or kept from an earlier use.  Raises `UnsupportedPattern`."""
+    # Clients may bring any number of patterns, so their watches keep only the texts.
+    return TopicPattern(pattern)
+
+
+async def select(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern matches; the loop serves others after each TURN_S.
+
+    Raises `UnsupportedPattern`.
+    """
+    automaton, found = compiled(pattern), []
+    clock = time.perf_counter
+    until = clock() + TURN_S
+    for name in names:
+        states = automaton.start
+        for first in range(0, len(name), PATTERN_PART_CHARACTERS):
+            states = automaton.advance(states, name[first : first + PATTERN_PART_CHARACTERS])
+            if clock() >= until:
+                await asyncio.sleep(0)
+                until = clock() + TURN_S
+        if automaton.accepts(states):
+            found.append(name)
+    return found
 
 
 class _Builder:

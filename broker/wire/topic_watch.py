@@ -1,14 +1,15 @@
 """WATCH_TOPIC_LIST: send a client the topics of a namespace that match its pattern."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics
+from broker.topics.topic_changes import FollowedChanges
+from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics, parts_of
 from broker.wire.connection import Connection
-from broker.wire.topic_pattern import TopicPattern
-from config.bounds import TOPIC_LIST_PAUSE_S, TOPIC_LIST_WATCHERS
-from magnetar.protocol.names import TopicName, parse_namespace_name
+from broker.wire.topic_pattern import compiled, select
+from config.bounds import TOPIC_LIST_WATCHERS
+from magnetar.protocol.names import parse_namespace_name, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandWatchTopicList,
@@ -16,6 +17,7 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandWatchTopicUpdate,
 )
 from magnetar.protocol.server_error import PeerError, ServerError
+from storage.callbacks import ignore
 
 
 class TooManyWatchers(PeerError):
@@ -33,7 +35,8 @@ class TopicListWatch:
     """One watch of one connection, which ends with it, or by `close`.
 
     The first answer has all names, or none if the client's hash is the present one; later ones have
-    several changes together.
+    several changes together.  Names are matched in the connection's turns among costly requests, as
+    many watches have much to work out at each change.
     """
 
     def __init__(self, connection: Connection, request: CommandWatchTopicList) -> None:
@@ -41,38 +44,36 @@ class TopicListWatch:
         self._connection = connection
         self._watcher_id = request.watcher_id
         self._namespace = parse_namespace_name(request.namespace)
-        self._pattern_text = without_domain(request.topics_pattern)
-        self._pattern = TopicPattern(self._pattern_text)
+        self._pattern = without_domain(request.topics_pattern)
+        compiled(self._pattern)
         self.known = NO_MATCHING_TOPICS
         """The names that the client was sent."""
-        self._added: set[str] = set()
-        self._removed: set[str] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._changes: FollowedChanges | None = None
         self._sending: asyncio.Future[None] | None = None
         self._answered = False
-        self._forget: list[Callable[[], None]] = []
+        self._closed = False
+        self._forget_connection: Callable[[], None] = ignore
 
     async def start(self, request: CommandWatchTopicList) -> None:
         """Answer, and begin to follow."""
         topics = self._connection.broker.topics
-        self._forget.append(self._connection.on_close(self.close))
-        self._forget.append(await topics.follow(self._namespace, self._changed))
-        if self._connection.closing:
+        self._forget_connection = self._connection.on_close(self.close)
+        changes = await topics.changes.follow(self._namespace, self._wake)
+        if self._closed or self._connection.closing:
+            changes.close()
             self.close()
             return
+        self._changes = changes
         # Not before: to follow may take until the metadata store answers.
         async with self._connection.costly():
-            await self._answer(request)
+            await self._answer(request, changes)
+        self._wake()
 
-    async def _answer(self, request: CommandWatchTopicList) -> None:
-        listings = self._connection.broker.topics.listings
-        listing = await listings.get(self._namespace)
-        matching = await listing.matching(self._pattern_text, self._matches)
-        added, removed = self._take_changes(matching)
-        if added or removed:
-            matching = listings.changed(matching, added, removed)
-        self.known = matching
+    async def _answer(self, request: CommandWatchTopicList, changes: FollowedChanges) -> None:
+        self.known = await self._list()
+        added, removed = await self._take_changes(changes)
         self._answered = True
+        matching = self._change(added, removed)
         answer = CommandWatchTopicListSuccess(
             request_id=request.request_id, watcher_id=self._watcher_id, topics_hash=matching.hash
         )
@@ -84,59 +85,74 @@ class TopicListWatch:
 
     def close(self) -> None:
         """Send nothing more."""
-        for forget in self._forget:
-            forget()
-        self._forget.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._closed = True
+        self._forget_connection()
+        if self._changes is not None:
+            self._changes.close()
         if self._sending is not None:
             self._sending.cancel()
 
-    def _matches(self, name: TopicName) -> bool:
-        whole = without_domain(str(name.partitioned))
-        return name.namespace_name == self._namespace and self._pattern.matches(whole)
+    async def _list(self) -> MatchingTopics:
+        """The names that match now."""
+        listing = await self._connection.broker.topics.listings.get(self._namespace)
+        return await listing.matching(self._pattern, self._select)
 
-    def _changed(self, name: TopicName, exists: bool) -> None:
-        if not self._matches(name):
-            return
-        arrived, gone = (self._added, self._removed) if exists else (self._removed, self._added)
-        arrived.add(str(name))
-        gone.discard(str(name))
-        if self._answered and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TOPIC_LIST_PAUSE_S, self._begin_sending)
+    async def _select(self, names: Iterable[str]) -> list[str]:
+        """The names that match; a partition does if its whole topic does."""
+        by_whole: dict[str, list[str]] = {}
+        for part in parts_of(tuple(names)):
+            for name in part:
+                whole = without_domain(str(parse_topic_name(name).partitioned))
+                by_whole.setdefault(whole, []).append(name)
+            await asyncio.sleep(0)
+        found = await select(self._pattern, by_whole)
+        return sorted(name for whole in found for name in by_whole[whole])
 
-    def _take_changes(self, known: MatchingTopics) -> tuple[frozenset[str], frozenset[str]]:
-        """The names that were added to and removed from `known` since the last call."""
-        added = frozenset(self._added - known.members)
-        removed = frozenset(self._removed & known.members)
-        self._added.clear()
-        self._removed.clear()
-        return added, removed
+    async def _take_changes(
+        self, changes: FollowedChanges
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """The names that were added to and removed from the known ones."""
+        known, changed = self.known, await changes.take(self._pattern, self._select)
+        if changed is None:
+            now, before = frozenset((await self._list()).names), frozenset(known.names)
+            return now - before, before - now
+        added = frozenset(
+            each for each, exists in changed.items() if exists and not known.has(each)
+        )
+        removed = frozenset(each for each, exists in changed.items() if not exists)
+        return added, frozenset(filter(known.has, removed))
 
-    def _begin_sending(self) -> None:
-        self._sending = asyncio.ensure_future(self._send_changes())
-
-    async def _send_changes(self) -> None:
-        # In a turn of the connection: many watches have much to work out at each change.
-        async with self._connection.costly():
-            self._timer = None
-            added, removed = self._take_changes(self.known)
-            if not added and not removed:
-                return
+    def _change(self, added: frozenset[str], removed: frozenset[str]) -> MatchingTopics:
+        if added or removed:
             listings = self._connection.broker.topics.listings
             self.known = listings.changed(self.known, added, removed)
-            self._connection.send(
-                BaseCommand(
-                    type=BaseCommand.WATCH_TOPIC_UPDATE,
-                    watch_topic_update=CommandWatchTopicUpdate(
-                        watcher_id=self._watcher_id,
-                        new_topics=sorted(added),
-                        deleted_topics=sorted(removed),
-                        topics_hash=self.known.hash,
-                    ),
-                )
-            )
+        return self.known
+
+    def _wake(self) -> None:
+        """Send the changes, unless that is in progress or not to be done."""
+        changes = self._changes
+        if self._closed or not self._answered or changes is None or not changes.behind:
+            return
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send_changes(changes))
+
+    async def _send_changes(self, changes: FollowedChanges) -> None:
+        while changes.behind and not self._closed:
+            async with self._connection.costly():
+                added, removed = await self._take_changes(changes)
+                if added or removed:
+                    self._send_update(added, removed)
+
+    def _send_update(self, added: frozenset[str], removed: frozenset[str]) -> None:
+        update = CommandWatchTopicUpdate(
+            watcher_id=self._watcher_id,
+            new_topics=sorted(added),
+            deleted_topics=sorted(removed),
+            topics_hash=self._change(added, removed).hash,
+        )
+        self._connection.send(
+            BaseCommand(type=BaseCommand.WATCH_TOPIC_UPDATE, watch_topic_update=update)
+        )
 
 
 def require_watch_capacity(connection: Connection, watcher_id: int) -> None:

@@ -214,6 +214,11 @@ class StreamCore:
         if self.state in (ManagedLedgerState.FENCED, ManagedLedgerState.CLOSED):
             raise self.stopped_error()
 
+    def release(self) -> None:
+        """Drop the callbacks of a closed stream: it is freed without a garbage collection."""
+        self.trim_soon = _no_trimmer
+        self._stop_listeners.clear()
+
     def on_stop(self, listener: StopListener) -> None:
         """Call `listener` with the error when the stream becomes FENCED."""
         self._stop_listeners.append(listener)

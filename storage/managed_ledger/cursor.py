@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -290,6 +291,14 @@ class Cursor:
         if self._store is not None and self._flusher is not None:
             await self._store.delete()
             await self._flusher.stop()
+            self.release()
+
+    def release(self) -> None:
+        """Drop the callbacks of a cursor that is closed; see `StreamCore.release`."""
+        if self._store is not None and self._flusher is not None:
+            # The store refuses what is still written.
+            snapshot = self.snapshot()
+            self._flusher.write = partial(self._store.write, lambda: snapshot)
 
 
 class CursorFlusher:
@@ -301,7 +310,7 @@ class CursorFlusher:
     """
 
     __slots__ = ("_backoff", "_delay_s", "_durable", "_flush_s", "_generation", "_loop", "_name",
-                 "_stopped", "_task", "_timer", "_write")  # fmt: skip
+                 "_stopped", "_task", "_timer", "write")  # fmt: skip
 
     def __init__(
         self,
@@ -315,7 +324,7 @@ class CursorFlusher:
         self._flush_s = self._delay_s = flush_ms / 1000
         after_failure_s = min(2 * self._flush_s, bounds.CURSOR_RETRY_MAX_S)
         self._backoff = Backoff(after_failure_s, bounds.CURSOR_RETRY_MAX_S)
-        self._write = write
+        self.write = write
         self._generation = 0
         self._durable = 0
         self._stopped = False
@@ -371,7 +380,7 @@ class CursorFlusher:
     async def _flush(self) -> None:
         generation = self._generation
         try:
-            await self._write()
+            await self.write()
             self._durable = generation
             self._delay_s = self._flush_s
             self._backoff.reset()

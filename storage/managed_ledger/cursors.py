@@ -124,6 +124,11 @@ class Cursors:
             elif error is not None:
                 raise error
 
+    def release(self) -> None:
+        """Drop the callbacks of a closed stream; see `StreamCore.release`."""
+        for cursor in self.durable.values():
+            cursor.release()
+
     def _place(self, start: Position) -> Position:
         """The mark-delete of a cursor that begins after `start`, EARLIEST or LATEST."""
         ledgers = self._core.ledgers

@@ -63,7 +63,9 @@ class ManagedLedger:
         """Messages and bytes in ranges of entries."""
         self.offload = StreamOffload(core, self._reader.forget)
         """Copies of its ended ledgers in object stores: making them, deleting the originals."""
-        self._trimmer = Trimmer(core, self._cursors, retention, self._trimmed, self.offload)
+        self._trimmer = Trimmer(
+            core, self._cursors, retention, self._index.ledgers_changed, self.offload
+        )
         core.trim_soon = self._trimmer.trim_soon
         self._terminating = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -289,10 +291,6 @@ class ManagedLedger:
         self._cursors.refresh_boundaries()
         self._trimmer.trim_soon()
 
-    def _trimmed(self) -> None:
-        self._index.ledgers_changed()
-        self._cursors.refresh_boundaries()
-
     async def close(self) -> None:
         """Finish the entries taken, make all state durable, and stop.  Idempotent, never raises.
 
@@ -360,6 +358,12 @@ class ManagedLedger:
             core.move(ManagedLedgerState.CLOSED)
         for info in core.ledgers.infos:
             core.stores.cache.drop(info.ledger_id)
+        # The parts call each other.  A collection of the oldest garbage comes rarely, and stands
+        # the event loop still when thousands of streams were closed.
+        core.release()
+        self._writer.release()
+        self._reader.release()
+        self._cursors.release()
 
 
 async def open_stream(

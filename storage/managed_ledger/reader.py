@@ -7,6 +7,7 @@ import structlog
 
 from config import bounds
 from magnetar.protocol.ids import LATEST, LedgerId, Position
+from storage.callbacks import ignore
 from storage.ledger.store import (
     CorruptEntry,
     LedgerAssertion,
@@ -41,6 +42,10 @@ class StreamReader:
         self._on_lost = on_lost
         self._current = current
         self._handles: dict[int, asyncio.Task[ReadableLedger]] = {}
+
+    def release(self) -> None:
+        """Drop the callbacks of a closed stream; see `StreamCore.release`."""
+        self._current = ignore
 
     def read_cached(self, start: Position, max_entries: int, max_bytes: int) -> list[Entry] | None:
         """Consecutive entries from the first at or after `start`, from memory; [] at the end.

@@ -72,6 +72,7 @@ class Trimmer:
             if drop:
                 await core.save(without=drop)
                 self._trimmed()
+                self._cursors.refresh_boundaries()
         await core.collect()
         _, hot = self._decide()
         if hot:

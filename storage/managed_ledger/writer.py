@@ -12,7 +12,9 @@ import structlog
 from config import bounds
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import InternalError, MagnetarError
+from storage.callbacks import ignore
 from storage.ledger.store import (
+    AppendCallback,
     AppendRefused,
     DiskFull,
     LedgerAssertion,
@@ -123,7 +125,8 @@ class LedgerWriter:
         self._completed: deque[tuple[GroupCallback, Sequence[Position], MagnetarError | None]] = (
             deque()
         )
-        self._done = self._on_done
+        # Made once, not for each append.
+        self._done: AppendCallback = self._on_done
         self._rolling: asyncio.Task[None] | None = None
         self._roll_wanted = False
         self._attempts = 0
@@ -571,6 +574,10 @@ class LedgerWriter:
             if self._core.ledgers.get(ledger_id) is None:
                 await self._core.stores.delete_ledger(ledger_id)
             self._prepared = None
+
+    def release(self) -> None:
+        """Drop the callbacks of a closed stream; see `StreamCore.release`."""
+        self._rolled = self._done = ignore
 
     def reader(self, ledger_id: int) -> ReadableLedger | None:
         """The handle of that ledger if it is the current one, else None."""

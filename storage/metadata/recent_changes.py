@@ -1,12 +1,15 @@
 """A bounded cache of the records that changed last."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from config import bounds
 from storage.metadata.group import Change
 
 _KEY_BYTES = 512
 """Memory that a key takes beside its value, roughly."""
+_DELETED: Final = Change("", None, None, b"")
+"""Stands for the change of each deleted key, without the record before it."""
 
 
 class RecentChanges:
@@ -41,12 +44,12 @@ class RecentChanges:
             before = recent.pop(change.key, None)
             if before is not None:
                 self._bytes -= len(before.value) + _KEY_BYTES
-            recent[change.key] = change
+            recent[change.key] = _DELETED if change.after is None else change
             self._bytes += len(change.value) + _KEY_BYTES
         while recent and (len(recent) > self._max_keys or self._bytes > self._max_bytes):
             oldest = recent.pop(next(iter(recent)))
             self._bytes -= len(oldest.value) + _KEY_BYTES
 
     def find(self, key: str) -> Change | None:
-        """The last change of a key; None: read it from the file."""
+        """The last change of a key, for its `record`; None: read it from the file."""
         return self._changes.get(key)

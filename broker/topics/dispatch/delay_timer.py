@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from config.bounds import DELAYED_LOOK_S
+from storage.callbacks import ignore
 
 
 class DelayTimer:
@@ -38,6 +39,11 @@ class DelayTimer:
             now_s = self._loop.time()
             in_s = min((due_ms - self._now_ms()) / 1000, DELAYED_LOOK_S)
             self._timer = self._loop.call_at(max(now_s + in_s, self._not_before_s), self._ring)
+
+    def close(self) -> None:
+        """Do not wake any more."""
+        self.aim(None)
+        self._wake = ignore
 
     def _ring(self) -> None:
         self._timer = None

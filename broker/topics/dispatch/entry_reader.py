@@ -13,6 +13,7 @@ from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES, READ_RETRY_MAX_S
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
+from storage.callbacks import ignore
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry
 
@@ -143,6 +144,7 @@ class EntryReader:
             self._retry = None
         if self._task is not None:
             self._task.cancel()
+        self._ready = ignore
 
     def _buffer(self, entries: Iterable[Entry], limit: Position) -> None:
         last = None

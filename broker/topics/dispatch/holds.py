@@ -9,6 +9,7 @@ from broker.topics.consumer import Consumer
 from broker.topics.dispatch.source import HoldingTransactions
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +59,7 @@ class Holds:
     def close(self) -> None:
         """Read no more; `wake` is not called again."""
         self._tasks.cancel()
+        self._wake = ignore
 
     async def _read(self, txns: Collection[TxnId], rewinds: int) -> None:
         still_open = await self._transactional.pending.learn_ends(txns)

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from weakref import ref
 
 from broker.topics.dispatch.entry_facts import is_marker
 from broker.topics.dispatch.source import ReadableTopic
+from broker.topics.weak_references import require_present
 from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES
 from magnetar.protocol.ids import EARLIEST, Position
 from storage.managed_ledger.ledger import ManagedLedger
@@ -21,7 +23,7 @@ class LastMessage:
     __slots__ = ("_found", "_searched_up_to", "_topic")
 
     def __init__(self, topic: ReadableTopic) -> None:
-        self._topic = topic
+        self._topic = ref(topic)
         self._searched_up_to = EARLIEST
         self._found: Position | None = None
 
@@ -29,11 +31,12 @@ class LastMessage:
         """The entry of the message; None if there is none.  Raises the errors of reading."""
         # Entries up to the max read position never change, so each is searched once: the newest
         # entry first, then READ_BATCH_ENTRIES in a turn of the loop.
-        topic, end = self._topic, self._topic.max_read_position()
+        topic = require_present(self._topic)
+        end = topic.max_read_position()
         up_to, count = end, 1
         while up_to.entry_id >= 0 and up_to > self._searched_up_to:
             first = Position(up_to.ledger_id, max(0, up_to.entry_id - count + 1))
-            newest = await self._newest_of(first, up_to)
+            newest = await _newest_of(topic, first, up_to)
             if newest is not None:
                 self._note(end, newest.position)
                 return newest
@@ -49,18 +52,19 @@ class LastMessage:
         if end > self._searched_up_to:
             self._searched_up_to, self._found = end, found
 
-    async def _newest_of(self, first: Position, up_to: Position) -> Entry | None:
-        topic, newest = self._topic, None
-        while first <= up_to:
-            entries = await _read(topic.ledger, first, up_to)
-            if not entries:
-                break
-            for entry in entries:
-                hidden = is_marker(entry.data) or topic.is_aborted(entry)
-                if entry.position <= up_to and not hidden:
-                    newest = entry
-            first = topic.ledger.next_position(entries[-1].position)
-        return newest
+
+async def _newest_of(topic: ReadableTopic, first: Position, up_to: Position) -> Entry | None:
+    newest = None
+    while first <= up_to:
+        entries = await _read(topic.ledger, first, up_to)
+        if not entries:
+            break
+        for entry in entries:
+            hidden = is_marker(entry.data) or topic.is_aborted(entry)
+            if entry.position <= up_to and not hidden:
+                newest = entry
+        first = topic.ledger.next_position(entries[-1].position)
+    return newest
 
 
 async def entry_at(ledger: ManagedLedger, position: Position) -> Entry | None:

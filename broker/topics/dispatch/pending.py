@@ -95,7 +95,7 @@ class PendingDispatcher(Dispatcher):
     def close(self) -> None:
         """See the base class."""
         super().close()
-        self._timer.aim(None)
+        self._timer.close()
 
     def _dispatch(self) -> bool:
         # A cumulative acknowledgement is of an earlier consumer, of another type.  It may hold any

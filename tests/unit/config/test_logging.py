@@ -1,5 +1,7 @@
 """Log lines: what a traceback tells, and how many lines and bytes a peer can cause."""
 
+import errno
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -106,3 +108,21 @@ def test_a_library_says_how_many_lines_were_left_out(capsys: pytest.CaptureFixtu
     now[0] = 2.0
     logger.warning("again")
     assert f"not_logged_before={100 - LOG_LINES_PER_S}" in lines(capsys)[-1]
+
+
+class FullDisk(io.StringIO):
+    """A standard error that goes to a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_line_that_cannot_be_written_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that logs the failure of its work must go on to report it."""
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    configure_logging(style="json")
+    structlog.get_logger().error("commit_failed")
+    logging.getLogger("asyncio").error("a library's line")

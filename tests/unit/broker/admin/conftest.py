@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from broker.admin.app import AdminServer
+from broker.app.service import Broker
 from tests.support.embedded_broker import running
 from tests.support.roles import token_of
 
@@ -70,16 +71,22 @@ class Rest:
 
 
 @asynccontextmanager
+async def asking_broker(broker: Broker) -> AsyncIterator[Rest]:
+    """A broker that runs already."""
+    admin = AdminServer(broker)
+    await admin.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Rest(session, admin.port, broker.port)
+    finally:
+        await admin.stop()
+
+
+@asynccontextmanager
 async def asking(data: Path, **settings: object) -> AsyncIterator[Rest]:
     """A broker of its own with these settings."""
-    async with running(data, **settings) as broker:
-        admin = AdminServer(broker)
-        await admin.start()
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield Rest(session, admin.port, broker.port)
-        finally:
-            await admin.stop()
+    async with running(data, **settings) as broker, asking_broker(broker) as rest:
+        yield rest
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Partitioned topics over REST, in the forms that the admin clients of Pulsar send."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.unit.broker.admin.conftest import Rest
+from tests.support.embedded_broker import running
+from tests.unit.broker.admin.conftest import Rest, asking_broker
 
 PERSISTENT = "/admin/v2/persistent/public/default"
 JSON = "application/json"
@@ -37,6 +39,24 @@ async def test_partitions_are_added_by_a_number_or_its_text(rest: Rest) -> None:
     kept = {"partitions": 3, "deleted": False, "properties": {"team": "a"}}
     assert await rest.get(path) == kept
     assert "only when" in await rest.refused(406, "POST", path, {"partitions": 4})
+
+
+async def test_partitions_are_created_without_being_loaded(tmp_path: Path) -> None:
+    """So that many of them take no memory until they are used."""
+    names = [f"persistent://public/default/p-partition-{number}" for number in range(3)]
+    changes: list[tuple[str, bool]] = []
+    async with running(tmp_path) as broker, asking_broker(broker) as rest:
+        broker.topics.on_change(lambda name, exists: changes.append((str(name), exists)))
+        await rest.done("PUT", f"{PERSISTENT}/p/partitions", 2)
+        assert dict(broker.topics.loaded()) == {}
+        assert dict(broker.managed_ledgers.loaded()) == {}
+        await rest.done("POST", f"{PERSISTENT}/p/partitions", 3)
+        # The first one is asked for the subscriptions that new ones get.
+        assert list(broker.topics.loaded()) == names[:1]
+        assert await rest.get(PERSISTENT) == names
+        assert sorted(changes) == [(name, True) for name in names]
+        await rest.done("DELETE", f"{PERSISTENT}/p/partitions")
+        assert await rest.get(PERSISTENT) == []
 
 
 @pytest.mark.parametrize(

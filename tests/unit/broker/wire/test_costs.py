@@ -10,6 +10,7 @@ import pytest
 
 from broker.app.service import Broker
 from broker.topics import topic_listing
+from broker.topics.topic_changes import TopicChanges
 from broker.wire.connection import Connection
 from broker.wire.handlers.produce import send
 from broker.wire.server import BinaryServer
@@ -18,6 +19,7 @@ from config.bounds import (
     COSTLY_REQUESTS_AT_ONCE,
     COSTLY_REQUESTS_WAITING,
     MAX_AVRO_SCHEMA_BYTES,
+    TOPIC_LIST_WATCHERS,
     TXN_JOINS_AT_ONCE,
     TXN_PARTITIONS_OF_REQUEST,
 )
@@ -266,20 +268,78 @@ async def test_watch_that_waits_for_the_store_keeps_nobody_waiting(
 ) -> None:
     begun: list[NamespaceName] = []
 
-    async def follow(namespace: NamespaceName, listener: object) -> None:
+    async def follow(namespace: NamespaceName, listener: object) -> Callable[[], None]:
         begun.append(namespace)
         await asyncio.Event().wait()
+        raise AssertionError
 
-    monkeypatch.setattr(broker.topics, "follow", follow)
+    monkeypatch.setattr(broker.topics, "changes", TopicChanges(follow))
     for number in range(2 * COSTLY_REQUESTS_AT_ONCE):
         client = await connect()
         watch = pb.CommandWatchTopicList(
             request_id=number, watcher_id=1, namespace=NAMESPACE, topics_pattern=".*"
         )
         client.send(Kind.WATCH_TOPIC_LIST, watch)
-    await until(lambda: len(begun) == 2 * COSTLY_REQUESTS_AT_ONCE)
+    await until(lambda: bool(begun))
     other = await connect()
     await other.request(Kind.GET_TOPICS_OF_NAMESPACE, listing(0).get_topics_of_namespace)
+
+
+async def test_requests_that_wait_for_a_store_keep_nobody_waiting(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "COSTLY_REQUEST_S", 0.05)
+    loading: set[str] = set()
+
+    async def get(name: TopicName, *, create: bool) -> None:
+        loading.add(str(name))
+        await asyncio.Event().wait()
+
+    for number in range(COSTLY_REQUESTS_AT_ONCE):
+        client = await connect()
+        begun = await client.request(Kind.NEW_TXN, pb.CommandNewTxn(scalable=True))
+        monkeypatch.setattr(broker.topics, "get", get)
+        command = pb.CommandAddPartitionToTxn(
+            request_id=1_000,
+            txnid_most_bits=begun.new_txn_response.txnid_most_bits,
+            txnid_least_bits=begun.new_txn_response.txnid_least_bits,
+            scalable=True,
+            partitions=[f"persistent://{NAMESPACE}/t{number}-{n}" for n in range(100)],
+        )
+        client.send(Kind.ADD_PARTITION_TO_TXN, command)
+        await until(lambda: any(f"/t{number}-" in name for name in loading))  # noqa: B023
+    other = await connect()
+    await other.request(Kind.GET_TOPICS_OF_NAMESPACE, listing(0).get_topics_of_namespace)
+
+
+async def test_change_that_many_costly_patterns_are_matched_with_stands_nothing_still(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    for number in range(TOPIC_LIST_WATCHERS):
+        watch = pb.CommandWatchTopicList(
+            watcher_id=number, namespace=NAMESPACE, topics_pattern=f".*[ab].{{{200 + number}}}.*"
+        )
+        await client.request(Kind.WATCH_TOPIC_LIST, watch)
+    loop = asyncio.get_running_loop()
+    longest_s = 0.0
+
+    async def measure() -> None:
+        nonlocal longest_s
+        while True:
+            began_s = loop.time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, loop.time() - began_s)
+
+    measuring = asyncio.create_task(measure())
+    name = f"persistent://{NAMESPACE}/{'ab' * 200}"
+    await broker.topics.get(parse_topic_name(name), create=True)
+    for _ in range(TOPIC_LIST_WATCHERS):
+        event = await client.wait(asyncio.ensure_future(client.events.get()))
+        assert event.watch_topic_update.new_topics == [name]
+    measuring.cancel()
+    # All patterns take more than a second.
+    assert longest_s < 0.25
 
 
 async def test_watches_of_one_pattern_share_their_names(broker: Broker, connect: Connect) -> None:

@@ -1,14 +1,17 @@
 """Bounds that peers run into: bytes in flight, log lines, output."""
 
 import asyncio
+import random
 from collections.abc import Iterable
 
 import pytest
 
 from broker.topics.publish_limits import PublishLimits
 from broker.wire.outbox import REPORTED_OUTPUT_BYTES, Outbox
-from broker.wire.topic_pattern import TopicPattern, UnsupportedPattern
+from broker.wire.topic_pattern import TopicPattern, UnsupportedPattern, select
+from config.bounds import PATTERN_CACHED_STATES
 from config.log_limit import LogLimit
+from tests.support.bounds import set_bound
 
 
 class Peer:
@@ -230,3 +233,22 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
 def test_patterns_that_are_refused(pattern: str) -> None:
     with pytest.raises(UnsupportedPattern):
         TopicPattern(pattern)
+
+
+def test_states_that_a_pattern_keeps_are_bounded() -> None:
+    """Each name may lead through as many sets of hundreds of states as it has characters."""
+    pattern, source = TopicPattern(".*[ab].{300}.*"), random.Random(1)
+    for _ in range(3):
+        pattern.matches("".join(source.choice("ab") for _ in range(200)))
+    assert 0 < pattern.cached_states <= PATTERN_CACHED_STATES
+
+
+async def test_names_are_selected_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "TURN_S", 0, in_module="broker.wire.topic_pattern")
+    selecting = asyncio.create_task(select("a.*", ["a1", "b", "a" * 1000]))
+    turns = 0
+    while not selecting.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert selecting.result() == ["a1", "a" * 1000]
+    assert turns >= 6, "a long name has parts too"

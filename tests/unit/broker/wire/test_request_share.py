@@ -64,6 +64,38 @@ def test_connection_that_ended_leaves_nothing_that_waits() -> None:
     assert started.names == ["busy", "stays"]
 
 
+def test_late_requests_leave_their_place_to_others() -> None:
+    started, share = Started(), CostlyRequests(2, late_at_most=2)
+    for connection in "abcdefg":
+        share.add(connection, started.start(connection))
+    assert started.names == ["a", "b"]
+    share.late("a")
+    share.late("b")
+    assert started.names == ["a", "b", "c", "d"]
+    share.late("c")
+    share.late("d")
+    assert started.names == ["a", "b", "c", "d"], "two may be late"
+    share.finished("a")
+    assert started.names == ["a", "b", "c", "d", "e"]
+    for connection in "bcd":
+        share.finished(connection)
+    assert started.names == ["a", "b", "c", "d", "e", "f"], "nobody is late any more"
+    share.finished("e")
+    assert started.names[-1] == "g"
+
+
+def test_connection_with_a_late_request_starts_no_other() -> None:
+    started, share = Started(), CostlyRequests(1)
+    share.add("a", started.start("a0"))
+    share.add("a", started.start("a1"))
+    share.late("a")
+    assert started.names == ["a0"]
+    share.finished("a")
+    assert started.names == ["a0", "a1"]
+    share.add("b", started.start("b0"))
+    assert started.names == ["a0", "a1"], "the second request is not late"
+
+
 def test_withdrawn_request_does_not_start() -> None:
     started, share = Started(), CostlyRequests(1)
     first, second = started.start("first"), started.start("second")

@@ -21,11 +21,13 @@ def test_the_newest_change_of_a_key_counts() -> None:
 
 def test_a_deletion_is_known_as_such() -> None:
     recent = RecentChanges()
-    recent.take([change("/a", 1)])
-    recent.take([Change("/a", None, None, b"")])
+    before = change("/a", 1)
+    recent.take([before])
+    recent.take([Change("/a", before.after, None, b"")])
     found = recent.find("/a")
     assert found is not None
     assert found.record is None
+    assert found.before is None, "the record before takes memory"
 
 
 def test_oldest_change_is_dropped_first() -> None:

@@ -35,7 +35,7 @@ define install
 endef
 
 $(VENV)/.broker: $(PROJECTS)
-	$(call install,what a broker that is alone and the client need,135,,)
+	$(call install,what a single broker and the client need,135,,)
 
 $(VENV)/.tests: $(PROJECTS)
 	$(call install,what checks and tests need,400,[check$(COMMA)test],[cluster])
@@ -69,7 +69,7 @@ test-all: $(VENV)/.tests $(VENV)/.spark  ## the whole (needs Java 17, Maven and 
 nightly: $(VENV)/.tests $(VENV)/.spark  ## what takes hours, with seeds drawn anew
 	$(BIN)/python -m tests nightly $(ONE_PART)
 
-test-client: $(VENV)/.tests $(VENV)/.spark  ## the Python client on a broker, and beside the stock Java client
+test-client: $(VENV)/.tests $(VENV)/.spark  ## the Python client on a broker, and beside the official Java client
 	MAGNETAR_TEST_EFFORT=whole $(BIN)/python -m pytest -m "not nightly" tests/client tests/interop
 
 test-pipeline: $(VENV)/.tests $(VENV)/.spark  ## source, sink and jobs on Spark (needs Java 17)
@@ -107,7 +107,7 @@ bench-beside: $(VENV)/.tests  ## the broker of REV=HEAD~1 beside this tree's, PA
 	$(BIN)/python -m bench.beside --rev "$(or $(REV),HEAD~1)" $(if $(PAIRS),--pairs $(PAIRS)) \
 	  $(if $(MEASURE),--measure "$(MEASURE)") $(if $(QUICK),--quick) $(if $(PEER),--peer)
 
-bench-client: $(VENV)/.tests  ## clients beside each other on one broker: ours, the stock Java one, the one from PyPI
+bench-client: $(VENV)/.tests  ## clients beside each other on one broker: ours, the official Java one, the one from PyPI
 	$(BIN)/python -m bench.client
 
 bench-pipeline: $(VENV)/.tests $(VENV)/.spark  ## source and sink on Spark beside what Spark and the client can do; catching up; audits

@@ -1,4 +1,4 @@
-"""`python -m bench`: Magnetar beside Apache Pulsar, in one run, with the same stock client.
+"""`python -m bench`: Magnetar beside Apache Pulsar, in one run, with the same official client.
 
 Rules: brokers run one after the other on this machine; figures are medians after a warm-up; the
 result is a table, and JSON in `build/bench/latest.json`. There is no pass mark.
@@ -84,7 +84,7 @@ def measure(name: str, measures: set[str], effort: Effort, directory: Path) -> R
             say(f"{name}: idle memory")
             results |= idle_memory(broker)
         for measure_name, what, take in (
-            ("stock", "stock client", stock_client),
+            ("stock", "official client", stock_client),
             ("transactions", "transactions", transactions),
         ):
             if measure_name not in measures:

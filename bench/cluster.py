@@ -1,7 +1,7 @@
 """`python -m bench.cluster`: brokers on three real bookies and a real ZooKeeper server.
 
 Two tables.  The first: one Magnetar broker beside one of Apache Pulsar, one after the other on the
-same bookies, with the same stock client.  The second: what a message and a transaction cost with
+same bookies, with the same official client.  The second: what a message and a transaction cost with
 1, 8 and 64 segments over 1, 2 and 3 Magnetar brokers; transactions with so many open at once in
 all, and with so many for each broker, for what waits together is written together.
 
@@ -149,7 +149,7 @@ def new_site(oxia: str | None = None) -> Iterator[Site]:
 
 @contextmanager
 def serving(brokers: Served) -> Iterator[StockDriver]:
-    """The brokers run, and a stock client of their own is at hand."""
+    """The brokers run, and a official client of their own is at hand."""
     driver: StockDriver | None = None
     try:
         brokers.start()

@@ -96,7 +96,7 @@ def idle_memory(broker: BrokerUnderTest) -> Results:
 def run_case(
     broker: BrokerUnderTest, driver: StockDriver, effort: Effort, name: str, **args: object
 ) -> Facts:
-    """What a case of the stock client measured."""
+    """What a case of the official client measured."""
     timeout_s = effort.case_timeout_s
     started = driver.start(
         name, broker.url, broker.admin_url, timeoutS=timeout_s, runs=effort.runs, **args
@@ -105,7 +105,7 @@ def run_case(
 
 
 def stock_client(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
-    """Publish and consume, and awaited sends, through the stock Java client."""
+    """Publish and consume, and awaited sends, through the official Java client."""
     return (
         batched_sends(broker, driver, effort)
         | single_sends(broker, driver, effort)

@@ -1,4 +1,4 @@
-"""Transactions through the stock client: rate, commit latency, visibility, cost of the end.
+"""Transactions through the official client: rate, commit latency, visibility, cost of the end.
 
 Rules: as for every measure (`bench.measures`). The rate is taken in two forms, for they differ by
 much: batched on one segment, where ten sends are mostly one entry, and each message alone over four

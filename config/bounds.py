@@ -97,6 +97,12 @@ METRICS_WRITE_BYTES = 128 * 1024
 """Bytes of the page of metrics that are written to a peer at once."""
 UNLOADED_BACKLOGS = 10_000
 """Unloaded topics with a backlog whose backlog stays in the metrics; the oldest go first."""
+STORED_BACKLOGS_PER_S = 100
+"""Topics each second whose stored backlog is read, of those that no broker has loaded."""
+STORED_BACKLOGS_PAGE = 200
+"""Records of topics that are read at once for that."""
+STORED_BACKLOGS_PAUSE_S = 1.0
+"""Pause between two checks of a cluster's broker whether it leads, and for topics given up."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 
@@ -289,6 +295,8 @@ LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
 LEDGER_VERIFY_BYTES_PER_S = 32 * 1024 * 1024
 """Bytes each second that are verified in the background after a start."""
 LEDGER_VERIFY_STEP_BYTES = 256 * 1024
+LEDGER_VERIFY_LOG_S = 10
+"""Time between two log lines of a start that verifies everything before it serves."""
 LEDGER_COMPACT_SOURCES = 64
 """Most files that one compaction merges."""
 
@@ -387,15 +395,14 @@ RECORD_LOOK_RETRY_S = 1.0
 """Pause before the record of a topic is read again after a failed read."""
 DAG_COALESCE_S = 0.05
 """Moves of a topic's segments and lead within this time are pushed together."""
-SEGMENT_OWNER_TRIES = 6
-"""How often the owner of a segment or partition is looked up again for one call, while owners
-change."""
-SEGMENT_OWNER_RETRY_PAUSE_S = 0.1
+OWNER_TRIES = 6
+"""How often the owner of a topic or segment is looked up for one request, while owners change."""
+OWNER_RETRY_PAUSE_S = 0.1
 """Pause after the first of those tries; the n-th is n times as long."""
-SEGMENT_OWNER_HOPS = 4
+OWNER_HOPS = 4
 """Brokers that one of those tries asks, when each names another one as the owner."""
-SEGMENT_CALL_S = 30.0
-"""How long another broker may take for one call about a segment; sealing waits for producers."""
+OWNER_REQUEST_S = 30.0
+"""How long the owner may take for one request; sealing a segment waits for its producers."""
 FEED_RETRY_S = 0.1
 """First pause before a lost feed is connected again ..."""
 FEED_RETRY_MAX_S = 2.0
@@ -537,7 +544,7 @@ SHEDDING_MOVES = 8
 SHEDDING_REST_S = 600
 """How long a topic that was moved is not moved again."""
 PEER_TIMEOUT_S = 10
-"""How long another broker may take to answer; unloading a topic is the longest."""
+"""How long another broker may take for other requests; loading a topic is the longest."""
 CHANNEL_REQUESTS_IN_FLIGHT = 256
 """Requests to one other broker that wait for its answer; more wait for those, or are refused."""
 CHANNEL_FRAME_BYTES = 64 * 1024 * 1024

@@ -58,9 +58,7 @@ class Settings(BaseSettings):
     bind_host: str = Field("0.0.0.0", description="Address that both ports listen on")
     port: Port = Field(6650, description="Binary protocol port; 0 picks a free one")
     http_port: Port = Field(8080, description="REST and metrics port; 0 picks a free one")
-    advertised_host: str = Field(
-        "127.0.0.1", description="Host that clients are told to connect to"
-    )
+    advertised_host: str = Field("127.0.0.1", description="Host that clients connect to")
     cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
     keep_alive_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         30,
@@ -77,7 +75,7 @@ class Settings(BaseSettings):
         "metadata-store:zk:HOST:PORT/CHROOT or zk+hierarchical://HOST:PORT/ledgers",
     )
     metadata_store_session_timeout_ms: Annotated[int, Field(ge=2000, le=300_000)] = Field(
-        30_000, description="A broker not heard of for this long loses what it owns"
+        30_000, description="A broker without a heartbeat for this long loses its topics"
     )
     metadata_store_token_file: Path | None = Field(
         None, description="File with the bearer token that Oxia asks for"
@@ -93,12 +91,12 @@ class Settings(BaseSettings):
     ledger_write_quorum: Positive = Field(2, description="Copies of each entry")
     ledger_ack_quorum: Positive = Field(2, description="Copies that make an entry durable")
     ledger_digest_type: Literal["CRC32C", "CRC32", "MAC", "DUMMY"] = Field(
-        "CRC32C", description="What protects entries on bookies"
+        "CRC32C", description="Checksum of entries on bookies"
     )
     ledger_password: SecretStr = Field(SecretStr(""), description="Password of ledgers on bookies")
     bookkeeper_max_frame_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         5 * MIB + 10_240,
-        description="nettyMaxFrameSizeBytes of the bookies; the largest message goes by it",
+        description="nettyMaxFrameSizeBytes of the bookies; it bounds the largest message",
     )
     bookkeeper_tls_trust_certs_file: Path | None = Field(
         None, description="Certificates to trust (PEM); makes connections to bookies use TLS"
@@ -111,7 +109,7 @@ class Settings(BaseSettings):
         "", description="How bookies know this broker: sasl, or package.module:name of your own"
     )
     bookkeeper_client_authentication_parameters: SecretStr = Field(
-        SecretStr(""), description="What that needs; for sasl: USER:PASSWORD, or file:PATH"
+        SecretStr(""), description="Its parameters; for sasl: USER:PASSWORD, or file:PATH"
     )
 
     # Damage of the data directory
@@ -133,13 +131,13 @@ class Settings(BaseSettings):
         False, description="Enforce producer sequence ids for all sends (namespaces may override)"
     )
     idle_topic_unload_s: NotNegative = Field(
-        300, description="Unload topics and segments that nobody uses after this time; 0: never"
+        300, description="Unload unused topics and segments after this time; 0: never"
     )
     scalable_consumer_grace_period_s: NotNegative = Field(
         60, description="How long a disconnected ordered consumer keeps its segments"
     )
     sealed_segment_prune_interval_s: Positive = Field(
-        60, description="How often drained sealed segments are looked for"
+        60, description="How often drained sealed segments are pruned"
     )
 
     # Transactions
@@ -154,10 +152,10 @@ class Settings(BaseSettings):
         300, description="How often records of ended transactions are collected"
     )
     transaction_gc_retention_s: NotNegative = Field(
-        900, description="... that ended longer ago than this; longer than clients try again"
+        900, description="... that ended longer ago than this; longer than clients retry"
     )
     transaction_key_retention_s: NotNegative = Field(
-        7 * 24 * 3600, description="Transaction keys that nobody holds or uses go after this"
+        7 * 24 * 3600, description="Delete unused transaction keys after this"
     )
 
     # Retention and ledgers
@@ -188,8 +186,8 @@ class Settings(BaseSettings):
     offload_threshold_bytes: int = Field(
         -1,
         ge=-1,
-        description="Copy the oldest ended ledgers of topics that have more than this which is not "
-        "copied; -1: only what is asked for (namespaces override)",
+        description="Copy the oldest ended ledgers of topics with more than this that is not "
+        "copied; -1: only on request (namespaces may override)",
     )
     offload_deletion_lag_s: int = Field(
         4 * 3600, ge=-1, description="Delete a ledger this long after it was copied; -1: never"
@@ -207,7 +205,7 @@ class Settings(BaseSettings):
         True, description="Keep messages with a delivery time back until then, for queue consumers"
     )
     delayed_delivery_tick_time_ms: Positive = Field(
-        100, description="... and look for what is due not more often than this"
+        100, description="... and check for due messages at most this often"
     )
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
     max_http_connections: Positive = Field(
@@ -328,7 +326,7 @@ def _read_file(config_file: Path) -> dict[str, object]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"The configuration file {config_file} is not TOML ({error}): mend that line."
+            f"The configuration file {config_file} is not TOML ({error}): correct that line."
         ) from error
 
 

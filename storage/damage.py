@@ -5,7 +5,7 @@ finding is one sentence for the operator.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar
 
@@ -116,6 +116,7 @@ class DamageReport:
         self._counts: Counter[DamageKind] = Counter()
         self._losses = 0
         self._logged = 0
+        self._on_loss: Callable[[str], None] | None = None
 
     @property
     def ledgers(self) -> Mapping[int, LedgerDamage]:
@@ -143,8 +144,17 @@ class DamageReport:
         # What looks superfluous may be what is left of the lost data.
         return self.has_loss and self.policy is not DamagePolicy.SERVE_WHAT_IS_LEFT
 
+    def on_loss(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the ledger path of a topic when a ledger of it turns out damaged."""
+        self._on_loss = listener
+
     def note(self, kind: DamageKind, sentence: str, *, lost: bool = True) -> None:
-        """Add a finding about a file; `lost` is False if it was rebuilt from other data."""
+        """Add a finding about a file; `lost` is False if it was rebuilt from other data.
+
+        One that an earlier start kept, and this one finds again, counts once.
+        """
+        if sentence in self._sentences:
+            return
         self._counts[kind] += 1
         self._losses += lost
         if len(self._sentences) < MAX_SENTENCES:
@@ -161,6 +171,7 @@ class DamageReport:
     ) -> None:
         """Add lost entries of a ledger."""
         damage = self._ledgers.get(ledger_id)
+        is_new = damage is None
         if damage is None:
             damage = self._ledgers[ledger_id] = LedgerDamage(ledger_id, stream)
         before = damage.missing, damage.end_unknown
@@ -169,6 +180,8 @@ class DamageReport:
         if (damage.missing, damage.end_unknown) != before:
             reason = damage.sentence
             self._log("data_damaged", kind=str(DamageKind.LEDGER), lost=True, reason=reason)
+        if is_new and self._on_loss is not None:
+            self._on_loss(stream)
 
     def forget_ledger(self, ledger_id: int) -> None:
         """Forget the losses of a ledger that was deleted."""

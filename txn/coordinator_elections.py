@@ -292,7 +292,7 @@ class CoordinatorElections:
             self.balance()
 
     def _leave(self, number: CoordinatorId) -> None:
-        log.info("transaction_coordinator_given_up", coordinator=number)
+        log.info("transaction_coordinator_released", coordinator=number)
         self._known.give_up(number)
         self._leaders_known()
 

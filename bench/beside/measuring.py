@@ -37,7 +37,7 @@ from tests.java.broker_under_test import BrokerUnderTest
 from tests.java.stock_driver import StockDriver
 
 FAILURES: Final = (AssertionError, RuntimeError, OSError, subprocess.SubprocessError)
-"""Errors of brokers, of the stock client, of requests and of the generator, timeouts included."""
+"""Errors of brokers, the official client, requests and the generator, timeouts included."""
 TRIES: Final = 2
 BUSY: Final = 0.5
 PEER_START_S: Final = 15
@@ -96,7 +96,7 @@ def on_broker(take: OnBroker) -> Take:
 
 
 def with_driver(take: WithDriver) -> Take:
-    """Measure on a started broker, with a stock client of its own."""
+    """Measure on a started broker, with a official client of its own."""
 
     def taken(broker: BrokerUnderTest, effort: Effort) -> Results:
         driver = StockDriver(heap="1g")

@@ -101,7 +101,7 @@ def by_process(broker: BrokerUnderTest, module: str) -> Do:
 
 
 def by_stock_driver(broker: BrokerUnderTest, effort: Effort) -> Do:
-    """The stock Java client: a process for each work, as the others, on topics that it makes."""
+    """The official Java client: a process for each work, as the others, on topics that it makes."""
 
     def do(work: Work) -> Mapping[str, list[float]]:
         cases: dict[str, tuple[str, dict[str, object]]] = {

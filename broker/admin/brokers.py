@@ -1,17 +1,12 @@
-"""`/admin/v2/brokers`: the live brokers, their topics, and the health of this one.
-
-By `/admin/v2/brokers/topics/...` a broker has another one unload or load a topic or segment.
-"""
+"""`/admin/v2/brokers`: the live brokers, their topics, and the health of this one."""
 
 from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.redirect import destination_of
-from broker.admin.rest import RestError, no_content, not_found, refused
-from broker.topics.cluster_topics import TAKE, UNLOAD
-from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
+from broker.admin.rest import RestError, not_found
+from magnetar.protocol.names import parse_topic_name
 
 BASE = "/admin/v2/brokers"
 LOAD_REPORT = "/admin/v2/broker-stats/load-report"
@@ -30,8 +25,6 @@ def routes() -> list[web.RouteDef]:
         web.get(BASE + "/{cluster}", list_brokers),
         web.get(BASE + "/{cluster}/{broker}/ownedNamespaces", owned_namespaces),
         web.get(LOAD_REPORT, load_report),
-        web.put(UNLOAD, unload),
-        web.put(TAKE, take),
     ]
 
 
@@ -103,29 +96,6 @@ async def owned_namespaces(request: web.Request) -> web.Response:
 async def load_report(request: web.Request) -> web.Response:
     """GET: this broker's record, with its load as it was last reported to the others."""
     return web.json_response(request.app[BROKER].placement.load_report())
-
-
-def _name(request: web.Request) -> TopicName:
-    """The topic or segment in `?topic=`, by its full name."""
-    name = parse_topic_name(request.query.get("topic", ""))
-    if name.domain is TopicDomain.TOPIC:
-        raise refused(f"{name} is a scalable topic: name one of its segments.")
-    return name
-
-
-async def unload(request: web.Request) -> web.Response:
-    """PUT `?topic=&destinationBroker=`: close a topic, if this broker owns it."""
-    broker = request.app[BROKER]
-    name, destination = _name(request), destination_of(request)
-    if broker.placement.owns(name):
-        await broker.topics.cluster.unload(name, destination)
-    return no_content()
-
-
-async def take(request: web.Request) -> web.Response:
-    """PUT `?topic=`: load a topic here, unless another broker owns it already."""
-    await request.app[BROKER].topics.get(_name(request), create=False)
-    return no_content()
 
 
 async def internal_configuration(request: web.Request) -> web.Response:

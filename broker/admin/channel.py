@@ -15,7 +15,8 @@ def add_channel(app: web.Application, broker: Broker, stop_timeout_s: float) -> 
 
     Requests in progress then have `stop_timeout_s` to end.
     """
-    server = ChannelServer(lambda: broker.broker_id, broker.scalable.request_handlers())
+    handlers = {**broker.topics.cluster.request_handlers(), **broker.scalable.request_handlers()}
+    server = ChannelServer(lambda: broker.broker_id, handlers)
 
     async def stop(_: web.Application) -> None:
         await server.stop(stop_timeout_s)

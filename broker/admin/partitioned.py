@@ -23,7 +23,7 @@ from broker.admin.rest import (
     not_found,
     properties_in,
 )
-from broker.admin.topic_stats import stats_of_all, topic_stats
+from broker.admin.topic_stats import stats_of_all
 from broker.app.service import Broker
 from broker.topics.partitions import PartitionedTopic
 from magnetar.protocol.names import TopicName, require_creatable
@@ -142,7 +142,7 @@ async def grow_partitions(request: web.Request) -> web.Response:
     name = persistent_name(request)
     count = _count_in(await body_of(request))
     before = await broker.topics.partitioned.count(name)
-    first = await stats_of(broker, name.partition(0)) if before else {}
+    first = await broker.topics.cluster.stats(name.partition(0)) if before else {}
     await broker.topics.partitioned.grow(name, count)
     await _create_partitions(broker, name, count)
     added = [name.partition(index) for index in range(before, count)]
@@ -171,7 +171,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     partitions = [name.partition(index) for index in range(found.partitions)]
 
     async def stats(partition: TopicName) -> Mapping[str, object]:
-        return without_excluded(request, await stats_of(broker, partition))
+        return without_excluded(request, await broker.topics.cluster.stats(partition))
 
     found_stats = await broker.topics.partition_work.run(partitions, stats)
     each = {str(name): one for name, one in zip(partitions, found_stats, strict=True)}
@@ -180,11 +180,3 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     return web.json_response(
         {**stats_of_all(each.values()), "metadata": metadata, "partitions": shown}
     )
-
-
-async def stats_of(broker: Broker, name: TopicName) -> Mapping[str, object]:
-    """TopicStats of a partition, from its owner; {} if that has no such topic."""
-    placed = broker.placement.place(name, authoritative=False)
-    if placed.here:
-        return await topic_stats(await broker.topics.get(name, create=True), broker.broker_id)
-    return await broker.topics.cluster.stats(placed.address, name)

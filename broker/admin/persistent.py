@@ -19,8 +19,9 @@ from broker.admin.rest import (
     properties_in,
     topic_of,
 )
-from broker.admin.topic_stats import internal_stats, topic_stats, without
+from broker.admin.topic_stats import internal_stats, without
 from broker.topics.topic import Topic
+from broker.topics.topic_stats import topic_stats
 from magnetar.protocol.ids import Position
 from magnetar.protocol.names import TopicName
 

@@ -13,6 +13,7 @@ from typing import TypeGuard
 import structlog
 from aiohttp import web
 
+from broker.placement.owner_requests import OwnerFailed
 from config.bounds import MAX_TOPIC_PROPERTIES_BYTES
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError, ServerError
@@ -72,6 +73,8 @@ def status_of(error: MagnetarError) -> HTTPStatus:
     own = getattr(error, "http_status", None)
     if isinstance(own, HTTPStatus):
         return own
+    if isinstance(error, OwnerFailed) and error.owner_code is not None:
+        return STATUS_OF_CODE.get(error.owner_code, HTTPStatus.INTERNAL_SERVER_ERROR)
     if isinstance(error, RecordTooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -3,16 +3,13 @@
 A request on a partitioned topic is carried out on each partition: see `partition_requests`.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.partition_requests import on_each_partition, partitions_in
-from broker.admin.partitioned import stats_of
-from broker.admin.persistent import TOPIC
+from broker.admin.persistent import TOPIC, persistent_name
 from broker.admin.rest import (
     RestError,
     body_of,
@@ -20,18 +17,21 @@ from broker.admin.rest import (
     flag,
     is_number,
     no_content,
-    not_found,
     number,
     properties_in,
     refused,
 )
-from broker.topics.dispatch.start_position import first_published_since
-from broker.topics.subscription import Subscription
-from broker.topics.topic import Topic
-from broker.wire.handlers.consume_position import batch_size_at
-from magnetar.protocol.ack_set import pending_all, to_words
+from broker.topics.seek_target import SeekTarget
+from broker.topics.topic_requests import (
+    CreateTopicSubscription,
+    DeleteTopicSubscription,
+    ListTopicSubscriptions,
+    SeekTopicSubscription,
+    SeekTopicSubscriptionToTime,
+)
 from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
 from magnetar.protocol.names import TopicName
+from magnetar.protocol.server_error import ServerError
 
 UINT64_MAX = 2**64 - 1
 """Ids come signed, or unsigned as in the binary protocol."""
@@ -52,39 +52,11 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _SeekTarget:
-    """The first message to be delivered, or (`excluded`) the one before it."""
-
-    position: Position
-    batch_index: int = -1
-    excluded: bool = False
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the target is before or after all messages."""
-        return self.position in (EARLIEST, LATEST)
-
-    async def seek(self, subscription: Subscription) -> None:
-        """Move the subscription to the target."""
-        if self.at_edge:
-            await subscription.seek(self.position)
-            return
-        size = 1
-        if self.batch_index >= 0:
-            size = max(size, await batch_size_at(subscription.ledger, self.position))
-        first = min(max(self.batch_index, 0), size - 1) + self.excluded
-        if first == size or (self.excluded and self.batch_index < 0):
-            behind = Position(self.position.ledger_id, self.position.entry_id + 1)
-            await subscription.seek(behind)
-        elif first == 0:
-            await subscription.seek(self.position)
-        else:
-            left = pending_all(size) >> first << first
-            await subscription.seek(self.position, to_words(left), size)
+NOT_FOUND = (ServerError.TOPIC_NOT_FOUND, ServerError.SUBSCRIPTION_NOT_FOUND)
+"""Errors of partitions that do not have the subscription."""
 
 
-def _target(body: object) -> _SeekTarget:
+def _target(body: object) -> SeekTarget:
     """The target in a body: a message id, "earliest" or "latest".  None and {}: the newest."""
     position = _position(body)
     members = body if isinstance(body, dict) else {}
@@ -94,7 +66,7 @@ def _target(body: object) -> _SeekTarget:
             HTTPStatus.BAD_REQUEST,
             "In a message id batchIndex is a number, and excluded true or false.",
         )
-    return _SeekTarget(position, batch_index, excluded)
+    return SeekTarget(position, batch_index, excluded)
 
 
 def _position(body: object) -> Position:
@@ -116,10 +88,6 @@ def _position(body: object) -> Position:
     return EARLIEST if position.ledger_id < 0 else position
 
 
-def _not_found_on(topic: Topic, name: str) -> RestError:
-    return not_found(f"{topic.name} has no subscription {name!r}: create it with PUT.")
-
-
 async def _require_unpartitioned(request: web.Request, consequence: str) -> None:
     """Raise 405 on a partitioned topic, for requests with a message id."""
     if await partitions_in(request):
@@ -130,31 +98,10 @@ async def _require_unpartitioned(request: web.Request, consequence: str) -> None
         )
 
 
-async def _seek(
-    request: web.Request, to: Callable[[Topic], Awaitable[_SeekTarget]]
-) -> web.Response:
-    """Move the subscription in the path; 404 if neither the topic nor any partition has it."""
-    name = request.match_info["subscription"]
-
-    async def seek(topic: Topic) -> None:
-        found = topic.subscriptions.get(name)
-        if found is None:
-            raise _not_found_on(topic, name)
-        await (await to(topic)).seek(found)
-
-    await on_each_partition(request, seek, tolerated=HTTPStatus.NOT_FOUND)
-    return no_content()
-
-
 async def list_subscriptions(request: web.Request) -> web.Response:
     """GET: names of subscriptions; of a partitioned topic those of any partition."""
-
-    async def names(topic: Topic) -> list[str]:
-        return list(topic.subscriptions)
-
-    found = await on_each_partition(request, names, tolerated=HTTPStatus.NOT_FOUND)
-    each = [str(name) for answer in found if isinstance(answer, list) for name in answer]
-    return web.json_response(sorted(set(each)))
+    found = await on_each_partition(request, ListTopicSubscriptions, tolerated=NOT_FOUND)
+    return web.json_response(sorted({name for names in found for name in names}))
 
 
 async def create(request: web.Request) -> web.Response:
@@ -168,22 +115,18 @@ async def create(request: web.Request) -> web.Response:
     body = await body_of(request)
     target = _target(body)
     properties = properties_in(body.get("properties") if isinstance(body, dict) else None)
-    start = target.position
     if not target.at_edge:
         await _require_unpartitioned(
             request, "a subscription cannot begin there on every partition"
         )
-        # A subscription begins after a position; the id names the first message to be delivered.
-        start = Position(start.ledger_id, start.entry_id - 1)
 
-    async def create_on(topic: Topic) -> None:
-        if name in topic.subscriptions:
-            raise conflict(f"{topic.name} has a subscription {name!r} already.")
-        await topic.create_subscription(name, start, properties=properties)
-        if target.batch_index > 0 or target.excluded:
-            await target.seek(topic.subscriptions[name])
+    def request_of(topic: TopicName) -> CreateTopicSubscription:
+        return CreateTopicSubscription(
+            topic, name, target.position, properties, target.batch_index, target.excluded
+        )
 
-    await on_each_partition(request, create_on, tolerated=HTTPStatus.CONFLICT)
+    if not any(await on_each_partition(request, request_of)):
+        raise conflict(f"{persistent_name(request)} has a subscription {name!r} already.")
     return no_content()
 
 
@@ -195,16 +138,16 @@ async def delete(request: web.Request) -> web.Response:
         for partition in await partitions_in(request):
             await _require_unused(request, partition, name)
 
-    async def unsubscribe(topic: Topic) -> None:
-        await topic.unsubscribe(name, force=force)
+    def request_of(topic: TopicName) -> DeleteTopicSubscription:
+        return DeleteTopicSubscription(topic, name, force)
 
-    await on_each_partition(request, unsubscribe, tolerated=HTTPStatus.NOT_FOUND)
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND)
     return no_content()
 
 
 async def _require_unused(request: web.Request, partition: TopicName, name: str) -> None:
     """Raise 412 if the subscription has consumers on this partition."""
-    found = (await stats_of(request.app[BROKER], partition)).get("subscriptions")
+    found = (await request.app[BROKER].topics.cluster.stats(partition)).get("subscriptions")
     stats = found.get(name) if isinstance(found, dict) else None
     if stats and stats.get("consumers"):
         raise refused(
@@ -214,11 +157,7 @@ async def _require_unused(request: web.Request, partition: TopicName, name: str)
 
 async def skip_all(request: web.Request) -> web.Response:
     """POST: skip all messages that were published so far."""
-
-    async def newest(_topic: Topic) -> _SeekTarget:
-        return _SeekTarget(LATEST)
-
-    return await _seek(request, newest)
+    return await _seek(request, SeekTarget(LATEST))
 
 
 async def reset_to_id(request: web.Request) -> web.Response:
@@ -227,22 +166,31 @@ async def reset_to_id(request: web.Request) -> web.Response:
     405 on a partitioned topic.
     """
     await _require_unpartitioned(request, "the cursors of all cannot be set to it")
-    target = _target(await body_of(request))
+    return await _seek(request, _target(await body_of(request)))
 
-    async def given(_topic: Topic) -> _SeekTarget:
-        return target
 
-    return await _seek(request, given)
+async def _seek(request: web.Request, target: SeekTarget) -> web.Response:
+    """Move the subscription in the path; 404 if neither the topic nor any partition has it."""
+    name = request.match_info["subscription"]
+
+    def request_of(topic: TopicName) -> SeekTopicSubscription:
+        return SeekTopicSubscription(
+            topic, name, target.position, target.batch_index, target.excluded
+        )
+
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND)
+    return no_content()
 
 
 async def reset_to_time(request: web.Request) -> web.Response:
     """POST: continue at the first message published at or after the time, in ms."""
-    since_ms = number(request, "timestamp")
+    name, since_ms = request.match_info["subscription"], number(request, "timestamp")
 
-    async def published(topic: Topic) -> _SeekTarget:
-        return _SeekTarget(await first_published_since(topic.ledger, since_ms))
+    def request_of(topic: TopicName) -> SeekTopicSubscriptionToTime:
+        return SeekTopicSubscriptionToTime(topic, name, since_ms)
 
-    return await _seek(request, published)
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND)
+    return no_content()
 
 
 async def refuse_to_peek(request: web.Request) -> web.Response:

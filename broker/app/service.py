@@ -25,6 +25,7 @@ from broker.topics.publish_limits import PublishLimits, largest_message
 from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
+from broker.topics.stored_backlogs import StoredBacklogs
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
@@ -50,6 +51,7 @@ from storage.metadata.store import MetadataError, Session
 from storage.offload.cold_ledgers import ColdLedgers
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from broker.app.cluster_membership import ClusterMembership
     from broker.placement.several import SeveralBrokers
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
@@ -77,6 +79,7 @@ class Broker:
     scalable: ScalableTopics
     producer_names: ProducerNames
     idle_topics: IdleTopics
+    stored_backlogs: StoredBacklogs
     offloads: Offloads
     damage: DamageReport
     _health: HealthCheck
@@ -169,6 +172,7 @@ class Broker:
         at_stop("transactions", self.transactions.stop)
         await self.transactions.start()
         self.topics = TopicRegistry(self)
+        self.damage.on_loss(self.topics.entries_lost)
         at_stop("topics", self.topics.close)
         self.scalable = ScalableTopics(self)
         at_stop("scalable", self.scalable.close)
@@ -187,6 +191,9 @@ class Broker:
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
         self._release_at_stop("idle_topics", self.idle_topics.stop)
         self.idle_topics.start()
+        self.stored_backlogs = StoredBacklogs(self)
+        self._release_at_stop("stored_backlogs", self.stored_backlogs.stop)
+        self.stored_backlogs.start()
         self._release_at_stop("offloads", self.offloads.stop)
         self.offloads.start()
         self._release_at_stop("gone_peers", self.gone_peers.stop)
@@ -244,6 +251,7 @@ class Broker:
         for connection in connections:
             connection.pause_reading(DRAINING)
         await self.idle_topics.stop()
+        await self.stored_backlogs.stop()
         await self.offloads.stop()
         await self.scalable.stop()
         await self.transactions.stop_serving()

@@ -26,6 +26,7 @@ from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.store import MetadataError, MetadataStore
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
 
@@ -64,6 +65,9 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         opened.push_async_callback(metadata.close)
         if isinstance(metadata, SqliteMetadataStore):
             await _report_metadata_damage(metadata, damage)
+        check_later = partial(_check_later, metadata, damage)
+        if damage.policy is DamagePolicy.REFUSE_START:
+            await check_later()
         ledgers = LocalLedgerStore(
             RealDisk(directory.ledgers_path),
             metadata,
@@ -76,13 +80,15 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         )
         opened.push_async_callback(ledgers.close)
         await ledgers.start()
+        if isinstance(metadata, SqliteMetadataStore) and ledgers.lost_records is not None:
+            await _keep_lost_records(metadata, ledgers.lost_records)
         opened.pop_all()
     return Stores(
         metadata,
         ledgers,
         directory.close,
         damage=damage,
-        check_later=partial(_check_later, metadata, damage),
+        check_later=None if damage.policy is DamagePolicy.REFUSE_START else check_later,
     )
 
 
@@ -103,6 +109,15 @@ async def _report_metadata_damage(metadata: SqliteMetadataStore, damage: DamageR
         damage.note(DamageKind.METADATA, sentence)
     damage.streams = frozenset(found.streams)
     damage.metadata_is_behind = found.is_behind
+
+
+async def _keep_lost_records(metadata: SqliteMetadataStore, sentence: str) -> None:
+    """Keep the finding: ids that are given out from now on hide it from the next start."""
+    found = metadata.damage
+    if sentence not in found.sentences:
+        found.is_behind = True
+        found.sentences.append(sentence)
+        await asyncio.to_thread(metadata.keep_damage)
 
 
 async def _check_later(metadata: MetadataStore, damage: DamageReport) -> None:

@@ -26,7 +26,7 @@ def orphans(
 
 def register_ledgers(app: typer.Typer) -> None:
     """Add the `ledgers` group."""
-    group = typer.Typer(help="Ledgers on bookies: what crashes left.", no_args_is_help=True)
+    group = typer.Typer(help="Orphaned ledgers that crashes left on bookies.", no_args_is_help=True)
     group.callback()(_keep_group)
     group.command("orphans")(orphans)
     app.add_typer(group, name="ledgers")

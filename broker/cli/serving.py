@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,6 +29,7 @@ else:
     new_event_loop = uvloop.new_event_loop
 
 if TYPE_CHECKING:
+    # Imported in a thread, once clients are served.
     from broker.admin.app import AdminServer
 
 log = structlog.get_logger(__name__)
@@ -87,7 +88,8 @@ async def _serve(settings: Settings) -> int:
         if settings.in_cluster:
             # Other brokers call this one from the moment it is registered.
             await asyncio.to_thread(importlib.import_module, ADMIN_MODULE)
-        await broker.start()
+        if not await started_before(stop, broker.start()):
+            return 0
         admin = await _admin_server(broker)
         await admin.start()
         gc.freeze()
@@ -105,6 +107,22 @@ async def _serve(settings: Settings) -> int:
         await stop_in_time(broker.stop())
     log.info("stopped")
     return 0
+
+
+async def started_before(stop: asyncio.Event, start: Coroutine[object, object, None]) -> bool:
+    """Await `start`; if `stop` is set first, cancel it and return False."""
+    # A start may take minutes, if it verifies all data first.
+    starting, stopping = asyncio.ensure_future(start), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return False
+        await starting
+        return True
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
 
 
 async def stop_in_time(stopping: Awaitable[None], timeout_s: float = BROKER_STOP_S) -> None:
@@ -128,7 +146,7 @@ async def _admin_server(broker: Broker) -> "AdminServer":
 def _on_signals(stop: asyncio.Event) -> None:
     def on_signal(name: str) -> None:
         if stop.is_set():
-            log.warning("stopped_at_once", signal=name)
+            log.warning("exited_on_second_signal", signal=name)
             os._exit(1)
         stop.set()
 

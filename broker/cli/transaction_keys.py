@@ -43,7 +43,7 @@ def list_keys(
     limit: Annotated[
         int, typer.Option(min=1, max=TXN_KEYS_LISTED, help="Show at most this many")
     ] = 100,
-    after: Annotated[str, typer.Option(help="Go on where an earlier list ended")] = "",
+    after: Annotated[str, typer.Option(help="Continue an earlier list after its `next`")] = "",
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """List transaction keys, with the last transaction of each."""

@@ -80,7 +80,7 @@ def _group_lines(group: Mapping[str, object]) -> Iterator[str]:
     if not group:
         return
     nonce, reserved = printable(group.get("nonce")), group.get("attemptsReserved")
-    yield f"  a group, of nonce {nonce}, with room for {reserved} attempts until now"
+    yield f"  a group, of nonce {nonce}, with {reserved} attempts reserved"
     if "batch" not in group:
         return
     query, winners = printable(group.get("query")), group.get("winners")
@@ -171,7 +171,7 @@ def end(
 def register_transactions(app: typer.Typer) -> None:
     """Add the `txn` group."""
     group = typer.Typer(
-        help="Transactions: list, show, end, and find those that keep readers back.",
+        help="Transactions: list, show, end, and find those that hold readers back.",
         no_args_is_help=True,
     )
     group.command("list")(list_open)

@@ -175,7 +175,7 @@ class _Channel:
         else:
             return _no_answer(self._address, str(error) or "connecting took too long")
         log.warning("channel_refused", broker=self._address.broker_id, error=reason)
-        return PeerFailed(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+        return PeerFailed(reason)
 
     def _opened(self, opening: "asyncio.Task[ChannelConnection]") -> None:
         self._opening = None
@@ -215,12 +215,7 @@ class ChannelConnection:
             raise _no_answer(self._address, "time is up") from error
         if isinstance(answer, Answer):
             return request.answer_from_json(answer.value)
-        raise PeerFailed(
-            answer.reason,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            answer.code,
-            owner_id=answer.owner_id or "",
-        )
+        raise PeerFailed(answer.reason, answer.code, owner_id=answer.owner_id or "")
 
     def on_event(self, kind: str, listener: Callable[[object], None] | None) -> None:
         """See `PeerConnection`."""
@@ -314,6 +309,5 @@ def _text_of(message: aiohttp.WSMessage) -> str:
 def _no_answer(address: BrokerAddress, reason: str) -> PeerFailed:
     return PeerFailed(
         f"The broker {address.broker_id} does not answer ({reason}): try again, or look whether it "
-        "is well.",
-        HTTPStatus.SERVICE_UNAVAILABLE,
+        "is well."
     )

@@ -239,19 +239,6 @@ class Placement(ABC):
         """
 
     @abstractmethod
-    async def call(
-        self,
-        address: BrokerAddress,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        *,
-        body: object = None,
-        timeout_s: float = PEER_TIMEOUT_S,
-    ) -> object:
-        """Call another broker over REST and return its decoded answer.  Raises `PeerFailed`."""
-
-    @abstractmethod
     async def connect(self, address: BrokerAddress) -> PeerConnection:
         """Return the connection to another broker, opened if need be.  Raises `PeerFailed`."""
 
@@ -346,19 +333,6 @@ class OneBroker(Placement):
     async def live_session(self) -> Session:
         """See `Placement`.  With a single broker each part opens its own session."""
         raise PlacementNotReady("A single broker shares no session: open one.")
-
-    async def call(
-        self,
-        address: BrokerAddress,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        *,
-        body: object = None,
-        timeout_s: float = PEER_TIMEOUT_S,
-    ) -> object:
-        """See `Placement`.  There is no other broker to call."""
-        raise _no_others(address)
 
     async def connect(self, address: BrokerAddress) -> PeerConnection:
         """See `Placement`.  There is no other broker to connect to."""

@@ -23,7 +23,6 @@ from broker.placement.members import (
     report_of,
 )
 from broker.placement.ownership import Owner, Ownership
-from broker.placement.peers import Peers
 from broker.placement.placement import (
     BrokerAddress,
     LookupResult,
@@ -101,7 +100,6 @@ class SeveralBrokers(Placement):
         self._members: Members
         self._ownership: Ownership
         self._leader: BalanceElection
-        self._peers = Peers()
         self._channels = ChannelClient(lambda: self.broker_id)
         self._session: Session | None = None
         self._opened = asyncio.Event()
@@ -167,24 +165,10 @@ class SeveralBrokers(Placement):
         if hasattr(self, "_members"):
             await self._ownership.stop()
             await self._leader.stop()
-        await self._peers.close()
         await self._channels.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    async def call(
-        self,
-        address: BrokerAddress,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        *,
-        body: object = None,
-        timeout_s: float = PEER_TIMEOUT_S,
-    ) -> object:
-        """See `Placement`."""
-        return await self._peers.call(address, method, path, query, body=body, timeout_s=timeout_s)
 
     async def connect(self, address: BrokerAddress) -> PeerConnection:
         """See `Placement`."""

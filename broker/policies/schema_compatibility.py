@@ -122,29 +122,13 @@ class CheckPart(NamedTuple):
     """Do it.  Raises `IncompatibleSchema`."""
 
 
-def check_successor(
-    new: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
-) -> None:
-    """Raise `IncompatibleSchema` unless `new` may be added after `history` (oldest first)."""
-    for part in successor_parts(new, history, strategy):
-        part.run()
-
-
-def check_reader(
-    reader: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
-) -> None:
-    """Raise `IncompatibleSchema` unless a consumer with `reader` can read what `history` wrote."""
-    for part in reader_parts(reader, history, strategy):
-        part.run()
-
-
 def successor_parts(
     new: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
 ) -> Iterator[CheckPart]:
     """The parts of the check that `new` may be added after `history` (oldest first).
 
-    Run each before the next one is taken.  The type of a topic's schemas changes only under
-    ALWAYS_COMPATIBLE.
+    Run each before the next one is taken: this and they raise `IncompatibleSchema`.  The type of a
+    topic's schemas changes only under ALWAYS_COMPATIBLE.
     """
     candidate = _Definition(new)
     yield candidate.part()
@@ -162,7 +146,10 @@ def successor_parts(
 def reader_parts(
     reader: SchemaDefinition, history: Sequence[SchemaDefinition], strategy: CompatibilityStrategy
 ) -> Iterator[CheckPart]:
-    """The parts of the check that a consumer with `reader` can read what `history` wrote."""
+    """The parts of the check that a consumer with `reader` can read what `history` wrote.
+
+    See `successor_parts`.
+    """
     candidate = _Definition(reader)
     yield candidate.part()
     if not history or strategy is CompatibilityStrategy.ALWAYS_COMPATIBLE:

@@ -35,6 +35,7 @@ from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from broker.scalable.feed_follower import FeedFollower
 
 log = structlog.get_logger(__name__)
@@ -313,7 +314,7 @@ class Controllers:
         self._controller_record.forget(name)
         controller = self._forget(name)
         if controller is not None:
-            log.info("controller_moves", topic=str(name))
+            log.info("controller_ended", topic=str(name))
             controller.send_away(not_led(name))
             self._close_soon(controller)
 

@@ -179,8 +179,8 @@ class ConsumerGroup:
     def has_closed_down(self, name: str) -> bool:
         """Whether a consumer closed a segment of its own, and is attached at none of the others.
 
-        The stock client sends nothing else to the controller when it is closed.  Closing a segment
-        that was taken from it is no sign of that.
+        The official client sends nothing else to the controller when it is closed.  Closing
+        a segment that was taken from it is no sign of that.
         """
         session = self.sessions.get(name)
         if session is None:
@@ -209,8 +209,8 @@ class ConsumerGroup:
     def to_send_again(self, name: str) -> frozenset[int]:
         """Return a consumer's segments without those that it has finished.
 
-        The stock client would open a finished one again: a checkpoint reader would read the whole
-        segment a second time.
+        The official client would open a finished one again: a checkpoint reader would read the
+        whole segment a second time.
         """
         session = self.sessions.get(name)
         own = self.holdings.of(name)

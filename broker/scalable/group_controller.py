@@ -160,7 +160,7 @@ class GroupController:
         """Note that a segment consumer attached.
 
         A consumer that was taken for closed, and attaches while its connection lives, is registered
-        again: that it had left was inferred from what the stock client does, and may be wrong.
+        again: that it had left was inferred from what the official client does, and may be wrong.
         """
         if consumer in self._attached:
             return
@@ -169,7 +169,7 @@ class GroupController:
         former = self._former.get(name)
         self.group.attached(segment_id, name)
         if former is not None and not former.connection.closing:
-            log.info("ordered_consumer_is_back", consumer=name, segment=segment_id)
+            log.info("ordered_consumer_registered_again", consumer=name, segment=segment_id)
             assignment = self.register(name, former.connection, former.consumer_id)
             former.connection.send(assignment_update(former.consumer_id, assignment))
             self._changed(self, name)
@@ -186,7 +186,7 @@ class GroupController:
             return
         self._tell(self.group.detached(segment_id, name, by_command=by_command))
         if by_command and self.group.has_closed_down(name):
-            log.debug("ordered_consumer_closed_down", consumer=name)
+            log.debug("ordered_consumer_closed", consumer=name)
             self._part_with(name)
 
     def replay(self, segment_id: int, consumer: SegmentConsumer) -> None:
@@ -335,7 +335,7 @@ class GroupController:
             # less may be subscribed to right now.
             self._missing_since.update(dict.fromkeys([(name, s) for s in failed], now_s))
             assignments = [own - failed, own]
-        log.debug("ordered_consumer_told_again", consumer=name, missing=sorted(missing))
+        log.debug("ordered_consumer_assignment_sent_again", consumer=name, missing=sorted(missing))
         for segments in assignments:
             update = assignment_update(member.consumer_id, self._assignment(segments))
             member.connection.send(update)
@@ -371,7 +371,7 @@ class GroupController:
         """Others are waiting, and this one reads nothing: it is taken for closed."""
         self._take_up.pop(name, None)
         if self.group.is_idle(name) and len(self.group.registered()) > 1:
-            log.info("ordered_consumer_reads_nothing", consumer=name)
+            log.info("idle_ordered_consumer_removed", consumer=name)
             self._part_with(name)
         else:
             self._watch_over()

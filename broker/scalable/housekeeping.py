@@ -154,9 +154,9 @@ class Housekeeping:
             try:
                 await self._recover_step(step)
             except MagnetarError as error:
-                log.error("step_not_recovered", step=step.key, error=str(error))
+                log.error("layout_step_not_recovered", step=step.key, error=str(error))
             except Exception:
-                log.exception("step_not_recovered", step=step.key)
+                log.exception("layout_step_not_recovered", step=step.key)
 
     async def _recover_step(self, step: Step) -> None:
         async with self._topics.lock(step.topic):
@@ -166,7 +166,7 @@ class Housekeeping:
             await self._recover(step)
             if not self._leads.leads(step.topic):
                 return  # the next leader recovers it
-        log.info("step_recovered", step=step.key)
+        log.info("layout_step_recovered", step=step.key)
 
     # Leaders
 

@@ -146,7 +146,7 @@ class LocalSegments:
                 segment.topic_name, force=True, require_unused=require_unnamed
             )
         except (TopicNotFound, ManagedLedgerNotFound):
-            log.debug("segment_gone_already", segment=str(segment))
+            log.debug("segment_already_deleted", segment=str(segment))
 
     async def stats(self, segment: SegmentName) -> Members:
         """Return the statistics of a segment."""

@@ -130,7 +130,7 @@ class Pruner:
         leftover = await self._store.begin(step)
         self._leftovers.add(leftover or step)
         if leftover is not None:
-            log.info("prune_put_off", topic=str(live.name), because=leftover.key)
+            log.info("prune_postponed", topic=str(live.name), because=leftover.key)
             return False
         # While the step was being noted a client may have subscribed, or a seek gone back.
         if await self._choose(live, retention) != gone:

@@ -73,7 +73,11 @@ class ReservedSubscriptions:
             )
             if reserved is not None and not reserved.consumers:
                 await self._segments.ask(SeekSubscription(name, self._subscription, EARLIEST))
-        log.debug("held_places_moved", topic=str(self._live.name), subscription=self._subscription)
+        log.debug(
+            "reserved_subscriptions_set_to_earliest",
+            topic=str(self._live.name),
+            subscription=self._subscription,
+        )
 
     def _below(self, segment_ids: set[int]) -> set[int]:
         layout = self._live.layout

@@ -178,7 +178,7 @@ class Reshaper:
             await self._undo(step)
         except MagnetarError as error:
             self._leftovers.add(step)
-            log.warning("reshape_not_undone_yet", step=step.key, error=str(error))
+            log.warning("reshape_rollback_failed", step=step.key, error=str(error))
 
     async def _undo(self, step: Step) -> None:
         if not self._leads(step.topic):
@@ -227,7 +227,7 @@ class Reshaper:
             try:
                 await self._finish(live, step, recorded=recorded)
             except MagnetarError as error:
-                log.warning("reshape_not_finished_yet", step=step.key, error=str(error))
+                log.warning("reshape_finish_failed", step=step.key, error=str(error))
                 await asyncio.sleep(RESHAPE_RETRY_PAUSE_S * tried)
             else:
                 return

@@ -8,24 +8,29 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
-from broker.placement.typed_request import Request
+from broker.placement.owner_requests import OwnedRequest
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_view import SegmentView
 from magnetar.protocol.ids import Position
-from magnetar.protocol.names import SegmentName
+from magnetar.protocol.names import SegmentName, TopicName
 
 A_co = TypeVar("A_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRequest(Request[LocalSegments, A_co]):
+class SegmentRequest(OwnedRequest[LocalSegments, A_co]):
     """A request to the owner of a segment.
 
     The owner loads the segment if need be; then a segment that does not exist raises
-    `TopicNotFound`.  Every request may be sent twice: its answer may be lost with a connection.
+    `TopicNotFound`.
     """
 
     segment: SegmentName
+
+    @property
+    def owned(self) -> TopicName:
+        """See `OwnedRequest`."""
+        return self.segment.topic_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,10 @@
 """Sends typed requests to the owners of segments, and carries out those of other brokers."""
 
-import asyncio
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from types import MappingProxyType
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
-import structlog
-
-from broker.placement import BrokerAddress, OwnedElsewhere, PlacementNotReady
-from broker.placement.peer_failed import PeerFailed
-from broker.placement.typed_request import MalformedRequest, RequestHandler, request_handlers
+from broker.placement.owner_requests import OwnerRequests
+from broker.placement.typed_request import RequestHandler, request_handlers
 from broker.scalable.host import ScalableHost
 from broker.scalable.local_segments import LocalSegments, begin_seal
 from broker.scalable.mirror import LocalState, Mirrors, SegmentState
@@ -21,49 +15,17 @@ from broker.scalable.segment_requests import (
     ViewRunningSegment,
     ViewSegment,
 )
-from broker.topics.dispatch.errors import ConsumerBusy
-from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicUnavailable
-from config.bounds import (
-    ADMIN_SESSION_WAIT_S,
-    SEGMENT_CALL_S,
-    SEGMENT_OWNER_HOPS,
-    SEGMENT_OWNER_RETRY_PAUSE_S,
-    SEGMENT_OWNER_TRIES,
-)
+from broker.topics.topic import Topic
+from broker.topics.topic_requests import OWNER_ERRORS
+from config.bounds import OWNER_RETRY_PAUSE_S
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import SegmentName
-from magnetar.protocol.server_error import InternalError, MagnetarError, PeerError, ServerError
 
 A = TypeVar("A")
-log = structlog.get_logger(__name__)
-
-
-class SegmentAway(PeerError):
-    """The broker that was asked does not serve the segment now: ask its owner."""
-
-    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
-
-
-class SegmentCallFailed(InternalError):
-    """The owner of a segment failed on a request."""
-
-
-_CROSSING: Mapping[ServerError, type[MagnetarError]] = MappingProxyType(
-    {
-        ServerError.TOPIC_NOT_FOUND: TopicNotFound,
-        ServerError.SUBSCRIPTION_NOT_FOUND: SubscriptionNotFound,
-        ServerError.CONSUMER_BUSY: ConsumerBusy,
-    }
-)
-"""Errors of the owner that are the same errors at the broker that asked, by their code."""
 
 
 class Segments:
-    """Has the owner of a segment, this broker or another, carry out requests.
-
-    A single broker carries every request out itself.  Among several the owner does, or the broker
-    that would be chosen to own the segment now.
-    """
+    """Has the owner of a segment carry out requests: see `OwnerRequests`."""
 
     def __init__(
         self,
@@ -71,13 +33,15 @@ class Segments:
         local: LocalSegments,
         mirrors: Mirrors | None = None,
         *,
-        retry_pause_s: float = SEGMENT_OWNER_RETRY_PAUSE_S,
+        retry_pause_s: float = OWNER_RETRY_PAUSE_S,
     ) -> None:
         self._broker = broker
         self._local = local
         self._shared = broker.placement.shared
         self._mirrors = mirrors
-        self._retry_pause_s = retry_pause_s
+        self._owners = OwnerRequests(
+            broker.placement, local, OWNER_ERRORS, retry_pause_s=retry_pause_s
+        )
 
     # Without a request
 
@@ -112,64 +76,12 @@ class Segments:
             await self._local.open(segment)
 
     async def ask(self, request: SegmentRequest[A]) -> A:
-        """Have the owner of the segment carry a request out.
-
-        Raises what the request raises, `SegmentCallFailed`, and after SEGMENT_OWNER_TRIES also
-        `SegmentAway`, `OwnedElsewhere`, `PlacementNotReady` and `TopicUnavailable`.
-        """
-        if not self._shared:
-            return await request.run(self._local)
-        for tried in range(1, SEGMENT_OWNER_TRIES):
-            try:
-                return await self._ask_owner(request)
-            except (OwnedElsewhere, PlacementNotReady, SegmentAway, TopicUnavailable) as error:
-                log.debug(
-                    "segment_owner_asked_again", segment=str(request.segment), error=str(error)
-                )
-                await asyncio.sleep(self._retry_pause_s * tried)
-        return await self._ask_owner(request)
-
-    async def serve(self, request: SegmentRequest[A]) -> A:
-        """Carry out a request of another broker, which has looked up or chosen this one.
-
-        Raises `OwnedElsewhere`, `PlacementNotReady`, and what the request raises.
-        """
-        placement = self._broker.placement
-        if placement.shared:
-            # Without a session this broker can take nothing: wait for the next one.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ADMIN_SESSION_WAIT_S):
-                    await placement.live_session()
-        placed = placement.place(request.segment.topic_name, authoritative=True)
-        if not placed.here:
-            owner_id = placed.address.broker_id
-            raise OwnedElsewhere(
-                f"{request.segment} is not served by {placement.broker_id}: ask {owner_id}.",
-                owner_id,
-            )
-        return await request.run(self._local)
+        """See `OwnerRequests.ask`."""
+        return await self._owners.ask(request)
 
     def request_handlers(self) -> Mapping[str, RequestHandler]:
         """Return a handler of each kind of request, for the channels of other brokers."""
-        return request_handlers(SEGMENT_REQUESTS, lambda _, request: self.serve(request))
-
-    async def _ask_owner(self, request: SegmentRequest[A]) -> A:
-        placement = self._broker.placement
-        owner = placement.owner_of(request.segment.topic_name)
-        for _ in range(SEGMENT_OWNER_HOPS):
-            if owner.broker_id == placement.broker_id:
-                return await request.run(self._local)
-            try:
-                return await placement.ask(owner, request, timeout_s=SEGMENT_CALL_S)
-            except PeerFailed as failure:
-                # It may know the owner before this broker does.
-                named = placement.brokers.get(failure.owner_id)
-                if named is None:
-                    raise _error(owner, failure) from failure
-                owner = named
-            except MalformedRequest as error:
-                raise _failed(owner, str(error)) from error
-        raise SegmentAway(f"Brokers take each other for the owner of {request.segment}: try again.")
+        return request_handlers(SEGMENT_REQUESTS, lambda _, request: self._owners.serve(request))
 
     async def in_use(self, segments: Iterable[SegmentName]) -> SegmentName | None:
         """Return the first of these segments that a producer or consumer is attached to."""
@@ -211,17 +123,3 @@ class Segments:
         for child in children:
             for name in names:
                 await self.ask(CreateSubscription(child, name, EARLIEST))
-
-
-def _error(owner: BrokerAddress, failure: PeerFailed) -> MagnetarError:
-    """Return the error that a failure of the owner is at this broker."""
-    code = failure.error_code
-    if isinstance(code, int) and code in _CROSSING:
-        return _CROSSING[ServerError(code)](str(failure))
-    if code in (None, ServerError.SERVICE_NOT_READY):
-        return SegmentAway(f"{owner.broker_id} does not serve it: {failure}")
-    return _failed(owner, str(failure))
-
-
-def _failed(owner: BrokerAddress, reason: str) -> SegmentCallFailed:
-    return SegmentCallFailed(f"{owner.broker_id} could not do it: {reason} Try again.")

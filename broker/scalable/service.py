@@ -58,6 +58,7 @@ from storage.managed_ledger.records import cursor_key
 from storage.managed_ledger.types import MINUTE_MS, Retention
 
 if TYPE_CHECKING:
+    # A single broker starts without the parts of a cluster.
     from broker.scalable.feed_follower import FeedFollower
 
 T = TypeVar("T")

@@ -126,7 +126,7 @@ class TopicLeadership:
         try:
             await self._recover(name)
         except MagnetarError as error:
-            log.warning("lead_not_recovered", topic=str(name), error=str(error))
+            log.warning("lead_recovery_failed", topic=str(name), error=str(error))
         finally:
             if self._recovering.get(name) is asyncio.current_task():
                 del self._recovering[name]

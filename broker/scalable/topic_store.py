@@ -341,7 +341,7 @@ def _steps(records: Sequence[Record]) -> list[Step]:
         try:
             found.append(steps.decode(record.value))
         except (ValueError, KeyError, TypeError, PeerError) as error:
-            log.error("step_ignored", key=record.key, error=repr(error))
+            log.error("layout_step_unreadable", key=record.key, error=repr(error))
     return found
 
 

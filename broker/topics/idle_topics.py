@@ -6,6 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from broker.placement import Placement
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
 from broker.topics.topic import Topic
@@ -68,6 +69,7 @@ class IdleTopicsHost(Protocol):
     settings: Settings
     clock: Clock
     topics: TopicRegistry
+    placement: Placement
     offloads: Offloads
 
     @property
@@ -130,7 +132,9 @@ class IdleTopics:
         # waits for the end of closing, and loads the topic anew.
         if await self._broker.topics.unload_if(topic, still_idle):
             log.debug("idle_topic_unloaded", topic=str(topic.name))
-            self._broker.topics.unloaded.remember(topic)
+            if not self._broker.placement.shared:
+                # In a cluster the leader reads it (`StoredBacklogs`).
+                self._broker.topics.unloaded.remember(topic)
             # Retention holds for unloaded topics too: this one is loaded again for its next trim.
             due_ms = topic.ledger.next_trim_ms()
             if due_ms is not None and len(self._to_trim) < IDLE_TOPICS_TO_TRIM:

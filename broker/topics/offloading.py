@@ -204,7 +204,7 @@ class Offloads:
             self._keep(topic.name, Outcome(OffloadState.SUCCESS))
             return
         if isinstance(error, ManagedLedgerClosed):
-            log.info("offload_cut_off", topic=str(topic.name))
+            log.info("offload_interrupted", topic=str(topic.name))
             return
         reason = str(error)
         if isinstance(error, MagnetarError):

@@ -26,7 +26,9 @@ class _ProducerRefused(PeerError):
 
     def __str__(self) -> str:
         # v5 clients show the sentence, and not the code.
-        return f"{type(self).__name__}: {super().__str__()}"
+        name = f"{type(self).__name__}: "
+        # An error of another broker begins with its name already.
+        return name + super().__str__().removeprefix(name)
 
 
 class ProducerBusy(_ProducerRefused):

@@ -13,11 +13,10 @@ import structlog
 
 from broker.placement import OwnedElsewhere
 from broker.policies.namespaces import Namespaces, Policies, retention
-from broker.topics.cluster_topics import ClusterTopics, ClusterTopicsHost, LocalScalableTopics
+from broker.topics.cluster_topics import ClusterTopics
 from broker.topics.context import TopicContext
-from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.local_topics import ClusterTopicsHost, LocalScalableTopics, require_no_clients
 from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, PartitionWork
-from broker.topics.producer_access import ProducerBusy
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
 from broker.topics.schemas import SchemaRegistry
@@ -41,6 +40,7 @@ from magnetar.protocol.names import (
 )
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
+from storage.ledger.store import LedgersDamaged
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.records import ledger_key
 from storage.managed_ledger.types import Retention
@@ -328,7 +328,7 @@ class TopicRegistry:
             self.unloaded.forget(str(name))
         topic = self._topics.get(str(name))
         if topic is not None and not self._broker.placement.owns(name):
-            log.warning("topic_lost", topic=str(name))
+            log.warning("topic_ownership_lost", topic=str(name))
             self.give_up(topic)
 
     async def purge_leftovers_if_new(self, name: TopicName) -> bool:
@@ -365,6 +365,8 @@ class TopicRegistry:
                 give_up=self.give_up,
                 buffer_class=self.buffer_class,
             )
+            # Checked again: a loss may have been found since the ledger was opened.
+            ledger.require_whole()
             on_failure.pop_all()
         return topic
 
@@ -479,6 +481,16 @@ class TopicRegistry:
         """
         self._work.start(self._give_up(topic))
 
+    def entries_lost(self, ledger_path: str) -> None:
+        """Close the topic of that ledger path if it is refused now that entries of it were lost."""
+        for topic in self._topics.values():
+            if topic.name.ledger_path == ledger_path:
+                try:
+                    topic.ledger.require_whole()
+                except LedgersDamaged as error:
+                    log.error("topic_refused", topic=str(topic.name), reason=str(error))
+                    self.give_up(topic)
+
     async def _give_up(self, topic: Topic) -> None:
         key = str(topic.name)
         async with self._lock(key):
@@ -550,15 +562,15 @@ class TopicRegistry:
         async with self._lock(str(name)):
             topic = self._topics.get(str(name))
             if topic is not None and not force:
-                _require_unused(topic)
+                require_no_clients(topic)
             await self._close(str(name))
-            self.unloaded.forget(str(name))
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")
                 await self._broker.managed_ledgers.delete(
                     name.ledger_path, require_unused=require_unused
                 )
+                self.unloaded.forget(str(name))
                 await self._forget_transactions(name)
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
                 await self._forget_schemas(name)
@@ -572,7 +584,7 @@ class TopicRegistry:
             raise TopicNotFound(f"{name} is not a partitioned topic: check its name.")
         partitions = [name.partition(index) for index in range(count)]
         if not force:
-            await self.partition_work.run(partitions, self._require_unused_anywhere)
+            await self.partition_work.run(partitions, self.cluster.require_unused)
         await self.partitioned.delete(name)
 
         async def delete(partition: TopicName) -> None:
@@ -584,21 +596,11 @@ class TopicRegistry:
         await self.partition_work.run(partitions, delete)
         await self._forget_schemas(name)
 
-    async def _require_unused_anywhere(self, name: TopicName) -> None:
-        topic, owner = self._topics.get(str(name)), self.cluster.other_owner(name)
-        if topic is not None:
-            _require_unused(topic)
-        elif owner is not None and await self.cluster.is_used(owner, name):
-            raise ProducerBusy(f"{name} is in use on {owner.broker_id}: close that, or use force.")
-
     async def _delete_anywhere(self, name: TopicName, *, force: bool) -> None:
         try:
             await self.delete(name, force=force)
         except OwnedElsewhere:
-            owner = self.cluster.other_owner(name)
-            if owner is None:
-                raise
-            await self.cluster.delete(owner, name, force=force)
+            await self.cluster.delete(name, force=force)
 
     async def _forget_transactions(self, name: TopicName) -> None:
         """Delete the records of transactions of a topic."""
@@ -642,14 +644,3 @@ class TopicRegistry:
         if name.domain is TopicDomain.PERSISTENT:
             for listener in list(self._listeners.values()):
                 listener(name, exists)
-
-
-def _require_unused(topic: Topic) -> None:
-    if any(producer.attached for producer in topic.producers.values()):
-        raise ProducerBusy(f"{topic.name} has producers: close them, or use force.")
-    for subscription in topic.subscriptions.values():
-        if subscription.consumers:
-            raise ConsumerBusy(
-                f"Subscription {subscription.name!r} of {topic.name} has consumers: close them, "
-                "or use force."
-            )

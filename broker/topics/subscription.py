@@ -568,7 +568,7 @@ class Subscription:
         try:
             await self.topic.unsubscribe(self.name, force=True)
         except MagnetarError as error:
-            log.warning("reader_not_forgotten", subscription=self.name, error=str(error))
+            log.warning("reader_subscription_not_deleted", subscription=self.name, error=str(error))
 
 
 def _trusted_size(batch_size: int, ack_set: Sequence[int]) -> int:

@@ -577,7 +577,7 @@ class Topic:
         # W4: appends in flight may still be stored.
         self.buffer.stop(error)
         if self.state in _READABLE:
-            log.warning("topic_given_up", topic=str(self.name), error=str(error))
+            log.warning("topic_closed_after_ledger_failure", topic=str(self.name), error=str(error))
             self._give_up(self)
 
     def _unavailable(self) -> TopicUnavailable:

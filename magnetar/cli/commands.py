@@ -22,21 +22,21 @@ from magnetar.cli.connecting import Where, connecting
 
 DEFAULT_PERF_TOPIC: Final = "perf"
 PerfTopic = Annotated[
-    str, typer.Argument(help="Of its own, as consumers of other messages get these too")
+    str, typer.Argument(help="A topic of its own: consumers of the topic get these messages")
 ]
-Subscription = Annotated[str, typer.Option("--subscription", "-s", help="Made if it is missing")]
+Subscription = Annotated[str, typer.Option("--subscription", "-s", help="Created if it is missing")]
 KindOption = Annotated[
     Kind, typer.Option("--type", help="queue: shared work, in any order; stream: in order")
 ]
 StartOption = Annotated[Start, typer.Option("--from", help="Where a new subscription begins")]
-Count = Annotated[int | None, typer.Option("-n", "--count", min=1, help="End after so many")]
+Count = Annotated[int | None, typer.Option("-n", "--count", min=1, help="End after this many")]
 Idle = Annotated[
-    float | None, typer.Option("--idle-s", min=0.001, help="End when nothing came for so long")
+    float | None, typer.Option("--idle-s", min=0.001, help="End after this long without a message")
 ]
 InJson = Annotated[bool, typer.Option("--json", help="One JSON object a line, with everything")]
 SummaryInJson = Annotated[bool, typer.Option("--json", help="The summary as one JSON object")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0.01, help="End after that time [10, unless -n is given]")
+    float | None, typer.Option(min=0.01, help="End after this time [10, unless -n is given]")
 ]
 
 
@@ -48,14 +48,14 @@ def produce(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="A message of each line"),
+        typer.Option("--file", "-f", exists=True, dir_okay=False, help="One message for each line"),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key of the messages")] = None,
     properties: Annotated[
         list[str] | None,
         typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated"),
     ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Send all so often")] = 1,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Times to send all")] = 1,
     *,
     where: Where,
 ) -> None:
@@ -106,7 +106,7 @@ def consume(
 @connecting
 def peek(
     topic: TopicArgument,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many")] = 10,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most this many")] = 10,
     idle_s: Idle = 1.0,
     in_json: InJson = False,
     *,
@@ -160,8 +160,8 @@ def perf_produce(
     ] = None,
     size: Annotated[int, typer.Option(min=0, help="Bytes of a message")] = 1024,
     keys: Annotated[int, typer.Option(min=0, help="Different keys; 0: no key")] = 0,
-    batching: Annotated[bool, typer.Option(help="Send messages together")] = True,
-    compression: Annotated[Compression, typer.Option(help="Of batches")] = Compression.NONE,
+    batching: Annotated[bool, typer.Option(help="Send messages in batches")] = True,
+    compression: Annotated[Compression, typer.Option(help="How to compress")] = Compression.NONE,
     in_flight: Annotated[int, typer.Option(min=1, help="Messages without receipt")] = 10_000,
     in_json: SummaryInJson = False,
     *,

@@ -37,22 +37,22 @@ class Where:
     )
     token: Annotated[
         str | None,
-        _option("--token", "TOKEN", "Authenticate by it; better not where others see it"),
+        _option("--token", "TOKEN", "Authentication token; others may see it in the command line"),
     ] = None
     token_file: Annotated[
-        Path | None, _option("--token-file", "TOKEN_FILE", "The same, from a file")
+        Path | None, _option("--token-file", "TOKEN_FILE", "File with the token")
     ] = None
     tls_trust_file: Annotated[
         Path | None,
         _option(
             "--tls-trust-file",
             "TLS_TRUST_FILE",
-            "PEM of the authorities that brokers are checked by",
+            "PEM of the authorities to trust for brokers",
         ),
     ] = None
     tls_certificate_file: Annotated[
         Path | None,
-        _option("--tls-certificate-file", "TLS_CERTIFICATE_FILE", "PEM of a certificate to show"),
+        _option("--tls-certificate-file", "TLS_CERTIFICATE_FILE", "PEM of our certificate"),
     ] = None
     tls_key_file: Annotated[
         Path | None, _option("--tls-key-file", "TLS_KEY_FILE", "PEM of its key")
@@ -70,12 +70,12 @@ class Where:
         _option(
             "--tls-check-hostname/--no-tls-check-hostname",
             "TLS_CHECK_HOSTNAME",
-            "Without: also one of another name, for tests",
+            "Without: any name in the certificate is accepted, for tests",
         ),
     ] = True
     listener_name: Annotated[
         str | None,
-        _option("--listener-name", "LISTENER_NAME", "Which of their addresses brokers tell"),
+        _option("--listener-name", "LISTENER_NAME", "Listener whose addresses brokers return"),
     ] = None
     operation_timeout_s: Annotated[
         float,

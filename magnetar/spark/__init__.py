@@ -10,6 +10,7 @@ commands can say what is missing where Spark is not installed.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    # `magnetar.spark` can be imported without pyspark.
     from pyspark.sql import SparkSession
 
     from magnetar.spark.keys import OpenedKey, open_key

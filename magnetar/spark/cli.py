@@ -32,7 +32,7 @@ NOT_FINISHED: Final = 3
 """The exit status of a replay that has not reached its end; the same command continues it."""
 EXTRA: Final = ("numpy", "obstore", "pandas", "pyarrow", "pyspark", "xxhash")
 """Libraries of the extra `magnetar[spark]`: the names that they are installed and imported by."""
-AGAIN: Final = "Run the same command again: it begins anew."
+AGAIN: Final = "Run the same command again: it starts from the beginning."
 GO_ON: Final = "Finished work is kept; run the same command again to go on."
 app: Final = typer.Typer(help="Jobs of Spark on topics.", no_args_is_help=True)
 AdminUrl = Annotated[
@@ -66,14 +66,14 @@ def audit(
         Path | None, typer.Option("--report", help="Write a page with a picture of the DAG")
     ] = None,
     readers: Annotated[
-        bool, typer.Option("--readers", help="Read it as consumers do, too, and compare")
+        bool, typer.Option("--readers", help="Also read the topic as consumers do, and compare")
     ] = False,
     table: Annotated[
         str | None, typer.Option("--table", help="Compare the table that an offload wrote there")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="File of segments found right, which are not read again"),
+        typer.Option("--state", help="File of audited segments, which are not read again"),
     ] = None,
     master: Master = None,
     *,
@@ -122,7 +122,7 @@ def replay(
     ] = "earliest",
     end: Annotated[str, typer.Option("--end", help="The end, given as --start")] = "latest",
     row_filter: Annotated[
-        str | None, typer.Option("--where", help="SQL on the source's columns: which rows")
+        str | None, typer.Option("--where", help="SQL condition on the source's columns")
     ] = None,
     select: Annotated[
         list[str] | None,

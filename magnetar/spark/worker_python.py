@@ -10,10 +10,9 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 __all__ = ["pythons_of", "shortcoming", "warn_of_pythons"]
 
@@ -26,7 +25,7 @@ _ASK: Final = (
 )
 
 
-def warn_of_pythons(spark: "SparkSession") -> None:
+def warn_of_pythons(spark: SparkSession) -> None:
     """Warn once for each Python that cannot run the format."""
     for name, libraries in pythons_of(spark).items():
         why = shortcoming(name, libraries)
@@ -70,7 +69,7 @@ def shortcoming(name: str, libraries: Sequence[str] = LIBRARIES) -> str | None:
     return f"has no {', no '.join(missing)}" if missing else None
 
 
-def pythons_of(spark: "SparkSession") -> dict[str, Sequence[str]]:
+def pythons_of(spark: SparkSession) -> dict[str, Sequence[str]]:
     """The Pythons that Spark runs on this machine, each with the libraries that it needs."""
     try:
         context = spark.sparkContext

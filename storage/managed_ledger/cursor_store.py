@@ -15,6 +15,7 @@ from storage.ledger.store import (
     LedgerError,
     LedgerFenced,
     NoSuchLedger,
+    ReadableLedger,
     WritableLedger,
     entry_too_large,
 )
@@ -125,14 +126,7 @@ class CursorStore:
         except NoSuchLedger:
             log.warning("cursor_ledger_missing", cursor=self._record.key, ledger=ledger_id)
             return None
-        last = ledger.last_add_confirmed
-        for entry_id in range(last, max(last - bounds.CURSOR_LEDGER_LOOKBACK, -1), -1):
-            try:
-                (data,) = await ledger.read(entry_id, entry_id, max_bytes=1)
-                return decode_position(self._record.key, data)
-            except (CorruptEntry, CorruptRecord) as error:
-                log.warning("cursor_position_damaged", cursor=self._record.key, error=str(error))
-        return None
+        return await newest_position(ledger, self._record.key)
 
     async def create(self, left: Record | None, snapshot: TakeSnapshot) -> None:
         """Make the record, over one that is `left` of an unfinished creation (A3).
@@ -282,6 +276,18 @@ class CursorStore:
         for ledger_id in sorted(self._superseded - {named}):
             if await self._core.stores.delete_ledger(ledger_id):
                 self._superseded.discard(ledger_id)
+
+
+async def newest_position(ledger: ReadableLedger, key: str) -> CursorState | None:
+    """The newest readable position of a cursor ledger; `key` names the cursor in errors."""
+    last = ledger.last_add_confirmed
+    for entry_id in range(last, max(last - bounds.CURSOR_LEDGER_LOOKBACK, -1), -1):
+        try:
+            (data,) = await ledger.read(entry_id, entry_id, max_bytes=1)
+            return decode_position(key, data)
+        except (CorruptEntry, CorruptRecord) as error:
+            log.warning("cursor_position_damaged", cursor=key, error=str(error))
+    return None
 
 
 def _small(snapshot: CursorSnapshot) -> bool:

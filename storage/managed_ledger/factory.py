@@ -21,6 +21,7 @@ from storage.managed_ledger.orphans import (
     stream_records,
 )
 from storage.managed_ledger.records import decode_cursor, decode_stream, ledger_key
+from storage.managed_ledger.stored_backlogs import stored_backlogs
 from storage.managed_ledger.types import (
     Limits,
     ManagedLedgerClosed,
@@ -124,6 +125,10 @@ class ManagedLedgerFactory:
     async def exists(self, name: str) -> bool:
         """Whether there is such a stream.  Raises `MetadataError`."""
         return await self._stores.metadata.get(ledger_key(name)) is not None
+
+    async def stored_backlogs(self, name: str) -> Mapping[str, int]:
+        """Entries that each cursor of a stream has not acknowledged; see `stored_backlogs`."""
+        return await stored_backlogs(name, self._stores)
 
     async def unload(self, name: str) -> None:
         """Close the stream if it is open; its state is durable then."""

@@ -277,6 +277,10 @@ class ManagedLedger:
         """
         return self._trimmer.due_ms()
 
+    def require_whole(self) -> None:
+        """Raise `LedgersDamaged` if entries were lost and the operator wants it refused then."""
+        _require_whole(self._core, self._core.ledgers.infos)
+
     def _current(self, ledger_id: int) -> ReadableLedger | None:
         return self._writer.reader(ledger_id)
 
@@ -377,7 +381,7 @@ async def open_stream(
     if value is not None:
         if not damaged:
             # Before a ledger is opened: that would record the end of what is left as its end.
-            _require_whole(core, value)
+            _require_whole(core, decode_stream(core.record.key, value).ledgers)
         await _restore(core, value)
     # Then the record is written: if that changed it, and always on shared stores.  From here on
     # every write of an earlier owner conflicts.
@@ -390,13 +394,10 @@ async def open_stream(
     return ledger
 
 
-def _require_whole(core: StreamCore, value: bytes) -> None:
+def _require_whole(core: StreamCore, infos: Sequence[LedgerInfo]) -> None:
     """Raise `LedgersDamaged` if entries were lost that no copy has."""
-    record = decode_stream(core.record.key, value)
     ledgers = [
-        info.ledger_id
-        for info in record.ledgers
-        if info.offload is None or not info.offload.complete
+        info.ledger_id for info in infos if info.offload is None or not info.offload.complete
     ]
     core.stores.ledgers.require_whole(core.name, ledgers)
 

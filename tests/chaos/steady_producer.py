@@ -1,4 +1,4 @@
-"""Producers that outlive their broker, as the stock client's do.
+"""Producers that outlive their broker, as the official client's do.
 
 Rules: a producer keeps its name and its id, raises its epoch at each reconnect, and resends in
 order what has no receipt before it sends anything new.  Its messages say who sent them and count

@@ -189,7 +189,7 @@ async def test_perf_consume_says_that_nothing_comes(service: Service, topic: Mak
     [["consume", "-s", "s", "-n", "1"], ["peek"], ["produce", "-m", "x"], ["perf", "produce"]],
     ids=" ".join,
 )
-async def test_a_full_disk_is_told_and_what_is_not_printed_not_acknowledged(
+async def test_a_full_disk_is_an_error_and_unprinted_messages_stay_unacknowledged(
     service: Service, topic: MakeTopic, command: list[str]
 ) -> None:
     name = str(await topic())

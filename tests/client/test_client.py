@@ -197,7 +197,7 @@ class Made(NamedTuple):
     transaction: magnetar.Transaction
 
 
-def test_another_loop_or_none_is_told_so_and_harms_nothing(
+def test_another_loop_or_none_raises_and_changes_nothing(
     service: Service, topic: MakeTopic
 ) -> None:
     async def opened() -> Made:

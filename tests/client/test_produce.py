@@ -220,7 +220,7 @@ async def test_a_cancelled_message_is_stored_once_or_not(
     assert b"3" not in got
 
 
-async def test_flush_raises_what_nobody_has_looked_at(
+async def test_flush_raises_errors_that_were_not_read(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:
     made = await topic()

@@ -1,7 +1,7 @@
 """Asynchronous senders at full rate while segments split and merge, ten times, and readers.
 
-Nothing is lost or comes twice, and messages of one key never change places (which the stock client
-does not keep: `tests/java/test_reshape.py` counts its breaks).
+No message is lost or duplicated, and messages of one key stay in order.  With the official client
+they do not: `tests/java/test_reshape.py` counts its breaks.
 """
 
 import asyncio

@@ -415,7 +415,7 @@ async def test_its_common_name_is_the_role(secured: Secured, topic: str) -> None
             await client.producer(topic)
 
 
-async def test_no_certificate_and_no_token_is_nobody(secured: Secured) -> None:
+async def test_without_credentials_connecting_is_refused(secured: Secured) -> None:
     with pytest.raises(AuthenticationFailed):
         await magnetar.connect(secured.tls_url, tls_trust_file=secured.trust)
 

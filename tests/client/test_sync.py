@@ -211,7 +211,9 @@ async def test_an_interrupted_receive_takes_nothing_that_comes_later(
             consumer.ack(message)
 
 
-async def test_closing_the_client_ends_whoever_waits(service: Service, topic: MakeTopic) -> None:
+async def test_closing_the_client_ends_all_waiting_calls(
+    service: Service, topic: MakeTopic
+) -> None:
     name = str(await topic())
     client = magnetar.sync.connect(service.url)
     consumer = client.queue_consumer(name, "s")
@@ -255,7 +257,7 @@ async def test_sync_sends_are_flushed_when_the_interpreter_ends(
             assert reader.receive(PATIENCE_S).value == str(number)
 
 
-async def test_a_child_process_is_told_and_leaves_the_parent_alone(
+async def test_a_forked_child_gets_an_error_and_the_parent_works_on(
     threaded: magnetar.sync.Client, topic: MakeTopic
 ) -> None:
     producer = threaded.producer(str(await topic()), schema=str)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on whole clusters: parts that a test may break, and the stock client.
+"""Fixtures of the tests on whole clusters: parts that a test may break, and the official client.
 
 The brokers' metadata is on the ZooKeeper server of the tests; where `MAGNETAR_TEST_OXIA` names an
 Oxia server, every test that asks for brokers runs a second time on that.
@@ -88,7 +88,7 @@ def brokers(ground: Ground, metadata_store_url: str, tmp_path: Path) -> Iterator
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[StockDriver]:
-    """The stock client."""
+    """The official client."""
     require(missing_java(), "cluster", "JDK 17 and Maven")
     stock_driver.build()
     started = StockDriver()

@@ -1,4 +1,4 @@
-"""Three brokers on ZooKeeper and bookies, stock clients at work, and something breaks.
+"""Three brokers on ZooKeeper and bookies, official clients at work, and something breaks.
 
 What must hold whatever breaks: everything acknowledged is stored once and in key order, and read
 by whoever subscribed; every transaction is whole.  The longest time without a receipt or a
@@ -25,7 +25,7 @@ from tests.support.broker_cluster import BrokerCluster
 CASE_TIMEOUT_S = 120 + 60 * ROUNDS
 WHY_CHARACTERS = 160
 MESSAGES_PER_S = 2_000
-"""What is compared in the end has to fit into the memory of the stock client's process."""
+"""What is compared in the end has to fit into the memory of the official client's process."""
 
 pytestmark = [
     pytest.mark.cluster,

@@ -34,7 +34,7 @@ def test_a_wrong_value_is_refused_with_the_value() -> None:
 def test_a_broken_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "broker.toml"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigurationError, match="mend that line"):
+    with pytest.raises(ConfigurationError, match="correct that line"):
         load_settings(file)
 
 

@@ -20,7 +20,6 @@ OF_CLUSTERS: Final = (
     "broker.placement.channel",
     "broker.placement.channel_client",
     "broker.placement.channel_server",
-    "broker.placement.peers",
     "broker.placement.several",
     "broker.scalable.feed_follower",
     "broker.app.shared_stores",

@@ -1,5 +1,5 @@
 """The container image: the Dockerfile is built; its commands are run; a broker in it is used by the
-stock client, scraped, stopped.
+official client, scraped, stopped.
 
 It needs root on Debian 12, buildah, debootstrap and prometheus.  On another machine it is skipped;
 under CI (`CI=true`), and by `make image-test`, what is missing is installed.

@@ -1,4 +1,4 @@
-"""Fixtures of interoperation: one broker, one stock Java client, our client and topics of a test.
+"""Fixtures of interoperation: a broker, an official Java client, our client, topics of a test.
 
 Rules: they run unchanged on Magnetar and on Apache Pulsar (`--peer`). All tests share the broker,
 the Java process and its client; each has a client of ours and topics of its own.
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def java(
     broker: BrokerUnderTest | RunningPeer, stock_driver_process: StockDriver
 ) -> Iterator[JavaClient]:
-    """The stock Java client, with transactions."""
+    """The official Java client, with transactions."""
     client = JavaClient.start(stock_driver_process, broker.url, broker.admin_url)
     yield client
     client.end()

@@ -1,4 +1,4 @@
-"""What the stock Java client writes, kept as files that unit tests of the client read.
+"""What the official Java client writes, kept as files that unit tests of the client read.
 
 `python -m tests.interop.golden` makes `tests/unit/magnetar/golden/*.json` again (needs Java 17 and
 Maven): schemas as they are registered and the bytes of values, entries as they are sent, message

@@ -1,4 +1,4 @@
-"""The stock Java client, told in Python what to do.
+"""The official Java client, told in Python what to do.
 
 Rules: one call is one order, done when the call returns; calls of one client are done one after the
 other.  Every call waits in a thread, so that the event loop goes on.  Bytes are base64 on the way,

@@ -1,4 +1,4 @@
-"""Entries that the stock Java client has written, read as they are stored and taken apart."""
+"""Entries that the official Java client has written, read as they are stored and taken apart."""
 
 import magnetar
 from magnetar.compression import CompressionType

@@ -127,7 +127,7 @@ def test_a_producer_with_another_schema_is_refused(client: pulsar.Client, topic:
         client.create_producer(topic, schema=StringSchema())
 
 
-def test_a_reader_begins_where_it_is_told_within_compressed_batches(
+def test_a_reader_begins_at_its_message_within_compressed_batches(
     client: pulsar.Client, topic: str
 ) -> None:
     producer = client.create_producer(

@@ -1,4 +1,4 @@
-"""The broker and the stock client that folders of tests share, and the options that choose them.
+"""The broker and the official client that folders of tests share, and the options that choose them.
 
 Rules: one Java process and one broker for all tests of a run, in whatever folder they are. Without
 options the broker is Magnetar. `--peer` starts Apache Pulsar itself from the recipe in `peer/`;

@@ -1,4 +1,4 @@
-"""The stock client's driver: one Java process that runs many cases, spoken to in JSON lines.
+"""The official client's driver: one Java process that runs many cases, spoken to in JSON lines.
 
 Rules: Maven builds it into `tests/java/target`, and only when a source file changed; the process
 keeps its standard error in `target/driver.log`; every wait has a limit; a case that fails raises

@@ -1,4 +1,4 @@
-"""Checkpoint consumers of the stock client."""
+"""Checkpoint consumers of the official client."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the stock client may put into a message, and ordinary topics through the v5 client."""
+"""What the official client may put into a message, and ordinary topics through the v5 client."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The stock client's consumers of a whole namespace."""
+"""The official client's consumers of a whole namespace."""
 
 import pytest
 

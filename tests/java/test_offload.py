@@ -1,4 +1,4 @@
-"""The stock client reads topics whose ledgers were offloaded and deleted."""
+"""The official client reads topics whose ledgers were offloaded and deleted."""
 
 import asyncio
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The broker is stopped or killed under load; the stock client reconnects by itself.
+"""The broker is stopped or killed under load; the official client reconnects by itself.
 
 `stored` is what a subscription that never acknowledged finds in the end. A message whose receipt
 was lost with the broker is sent again by the client; without deduplication it may then be stored

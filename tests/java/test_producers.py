@@ -1,4 +1,4 @@
-"""Producers of the stock client: access modes, names, sequence ids, topics that are not there."""
+"""Producers of the official client: access modes, names, sequence ids, missing topics."""
 
 from tests.java.conftest import RunCase
 

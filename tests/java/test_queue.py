@@ -1,4 +1,4 @@
-"""Queue consumers of the stock client."""
+"""Queue consumers of the official client."""
 
 from tests.java.conftest import RunCase
 from tests.java.expectations import assert_every_message_once

@@ -1,4 +1,4 @@
-"""Splits and merges under the stock client's load: every message once, each key in order.
+"""Splits and merges under the official client's load: every message once, each key in order.
 
 Order is asked of the stream subscription. Two breaks of it happen inside the client, where no
 broker can prevent them. With batching on, it closes the old segment's producer with a batch still

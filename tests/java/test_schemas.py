@@ -1,4 +1,4 @@
-"""Schemas of the stock client."""
+"""Schemas of the official client."""
 
 from tests.java.conftest import RunCase
 

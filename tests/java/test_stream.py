@@ -1,4 +1,4 @@
-"""Stream consumers of the stock client: order, cumulative acks, sharing and handing over."""
+"""Stream consumers of the official client: order, cumulative acks, sharing and handing over."""
 
 import pytest
 

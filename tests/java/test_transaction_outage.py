@@ -19,7 +19,7 @@ from tests.support.effort import by_effort
 
 OUTAGE_TIMEOUT_S = 200
 OPERATION_TIMEOUT_S = 10
-"""The stock client may lose a coordinator for good, if the connection breaks just after that was
+"""The official client may lose a coordinator for good, if the connection breaks just after that was
 found: each transaction that it begins there takes this long to fail."""
 
 

@@ -1,4 +1,4 @@
-"""Transactions of the stock client: what they write is seen by all or by none, and when."""
+"""Transactions of the official client: what they write is seen by all or by none, and when."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An ordered consumer that does what it is told, as the stock client does."""
+"""An ordered consumer that does what it is told, as the official client does."""
 
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawClient, RawConsumer, Session

@@ -132,7 +132,7 @@ async def test_a_closed_watch_tells_nothing(broker: Broker, connect: Connect) ->
 
 
 @pytest.mark.parametrize("settings", [{"scalable_topic_auto_create": True}])
-async def test_a_topic_that_a_lookup_creates_is_told(
+async def test_a_watch_gets_a_topic_that_a_lookup_creates(
     connect: Connect, settings: dict[str, object]
 ) -> None:
     client = await connect()

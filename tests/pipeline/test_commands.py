@@ -52,7 +52,7 @@ def without_java(directory: Path) -> str:
     return str(directory)
 
 
-def test_a_machine_without_java_is_told_what_is_missing(tmp_path: Path) -> None:
+def test_without_java_the_error_names_what_is_missing(tmp_path: Path) -> None:
     status, lines = told("audit", "orders", path=without_java(tmp_path))
     assert status == 1
     assert lines[-1].startswith("magnetar: Spark has not started")

@@ -290,7 +290,7 @@ async def test_transactions_are_read_when_they_are_committed(
     assert batches[-1][0].txn_id == str(open_.id)
 
 
-async def test_a_message_in_pieces_is_read_by_whoever_has_its_last_piece(
+async def test_a_chunked_message_is_read_by_the_task_with_its_last_chunk(
     source: MakeSource, client: magnetar.Client
 ) -> None:
     reading, made = await source()

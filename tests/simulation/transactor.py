@@ -1,8 +1,8 @@
 """A client that consumes, produces and acknowledges in transactions, carefully or not.
 
-It commits only what was receipted and acknowledged, as stock clients do.  It also stands still past
-its timeout and goes on, asks twice, asks for both ends at once, writes after the end, and leaves
-transactions to their deadline.
+It commits only what was receipted and acknowledged, as official clients do.  It also pauses past
+its timeout and continues, repeats requests, requests both ends at once, writes after the end, and
+leaves transactions to their deadline.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ def main() -> int:
     failed = False
     java, go = missing_java(), missing_go()
     for what, build, missing in (
-        ("the stock Java client's driver", stock_driver.build, java),
+        ("the official Java client's driver", stock_driver.build, java),
         ("jars of ZooKeeper and BookKeeper", resolve_jars, java),
         ("Spark's home", quick_spark.ready, java),
         ("the Oxia server", build_oxia, go),

@@ -127,7 +127,7 @@ def broker_and_client_part(effort: Effort, marks: str) -> Part:
 
 
 def java_client_part(effort: Effort, marks: str) -> Part:
-    """The cases of the stock Java client on each kind of cluster."""
+    """The cases of the official Java client on each kind of cluster."""
     workers = {"oxia": ON_SERVERS, "zookeeper": ON_SERVERS}
     if OXIA_GIVEN in os.environ:
         workers["oxia-several"] = 1

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 
 from broker.topics.consumer import Consumer
-from broker.topics.dispatch.entry_facts import facts_of, last_batch_index
+from broker.topics.dispatch.entry_facts import last_batch_index
 from broker.topics.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
-from broker.topics.dispatch.last_message import entry_at
 from broker.topics.dispatch.start_position import first_published_since, position_of
+from broker.topics.seek_target import batch_size_at
 from broker.wire.connection import Connection
 from magnetar.protocol.ids import Position, from_wire, to_wire
 from magnetar.protocol.pulsar_pb2 import (
@@ -16,7 +16,6 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandSuccess,
     MessageIdData,
 )
-from storage.managed_ledger.ledger import ManagedLedger
 
 
 def _consumer(connection: Connection, consumer_id: int) -> Consumer:
@@ -48,12 +47,6 @@ async def seek(connection: Connection, command: BaseCommand, entry: bytes | None
     connection.send(
         BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request.request_id))
     )
-
-
-async def batch_size_at(ledger: ManagedLedger, position: Position) -> int:
-    """The number of messages in the entry at a position; 0 if there is none."""
-    found = await entry_at(ledger, position)
-    return 0 if found is None else facts_of(found.data)[0]
 
 
 async def get_last_message_id(

@@ -4,9 +4,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pyspark import StorageLevel
+from pyspark import RDD, StorageLevel
 from pyspark.sql import SparkSession
 
 from magnetar import Client
@@ -49,9 +49,6 @@ from magnetar.spark.connecting import ClientThread, process_client
 from magnetar.spark.offload.place import TablePlace
 from magnetar.spark.options import Connection
 from magnetar.spark.range_facts import NO_ROWS, SeenRange, SeenTransaction, Tally, join_ranges
-
-if TYPE_CHECKING:
-    from pyspark import RDD
 
 __all__ = ["audit"]
 
@@ -152,7 +149,7 @@ def _segments(ranges: Iterable[SeenRange]) -> dict[int, SeenRange]:
 
 
 def _check_transactions(
-    ranges: "RDD[ScannedRange]", snapshot: Snapshot, before: Collection[int], findings: Findings
+    ranges: RDD[ScannedRange], snapshot: Snapshot, before: Collection[int], findings: Findings
 ) -> None:
     """Check the facts of all ranges, combined by transaction and segment."""
     # Spark combines them, and the driver gets one partition at a time: they may be many.

@@ -17,6 +17,7 @@ from obstore.store import S3Store
 from magnetar.spark.errors import InvalidOption, PipelineError
 
 if TYPE_CHECKING:
+    # These types are only in the stubs of obstore.
     from obstore.store import ClientConfig, S3Config
 
 __all__ = ["TablePlace", "PlaceFailed", "place_of"]

@@ -3,11 +3,12 @@
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.streaming.query import StreamingQuery
 
 import magnetar.spark
 from magnetar.errors import TopicNotFound
@@ -25,9 +26,6 @@ from magnetar.spark.spark_failure import query_failed
 from magnetar.spark.starting import Bound, BoundKind, end_cut, start_cut
 from magnetar.spark.tasks import SegmentRange, ranges_between, rows_in
 from magnetar.spark.topic_reading import TopicReading
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["Outcome", "Speed", "replay"]
 
@@ -123,7 +121,7 @@ def _require_target(target: TopicReading) -> None:
     except TopicNotFound as error:
         raise InvalidOption(
             f"There is no topic {target.topic} to write to; make it first (magnetar topics create "
-            f"{target.topic}), or mend its name."
+            f"{target.topic}), or correct its name."
         ) from error
 
 
@@ -204,7 +202,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _follow(query: "StreamingQuery", progress: Progress, total: int | None) -> tuple[int, int, int]:
+def _follow(query: StreamingQuery, progress: Progress, total: int | None) -> tuple[int, int, int]:
     """Wait for the end of the query and show its progress; rows read and written, and batches."""
     rows, written, seen = 0, 0, set[int]()
     try:

@@ -27,12 +27,14 @@ LiveRecord = tuple[int, int, bytes, int]
 
 
 class DamagedSource(Exception):
-    """A record of a source does not verify."""
+    """The record of an entry in a source does not verify."""
 
-    def __init__(self, file: LogFile, place: Place) -> None:
+    def __init__(self, file: LogFile, place: Place, ledger_id: int, entry_id: int) -> None:
         super().__init__(f"{file.name} at {place.offset}")
         self.file = file
         self.place = place
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
 
 
 class Compaction:
@@ -139,5 +141,5 @@ class Compaction:
             or header[:3] != (ledger_id, entry_id, len(entry))
             or crc32c(entry) != header.payload_crc
         ):
-            raise DamagedSource(source, place)
+            raise DamagedSource(source, place, ledger_id, entry_id)
         return entry, header.payload_crc

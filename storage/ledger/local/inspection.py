@@ -26,7 +26,7 @@ from storage.ledger.local.index import (
     SealedIndex,
     decode_index_header,
 )
-from storage.ledger.local.ledger_records import LedgerRecord, LedgerState
+from storage.ledger.local.ledger_records import LedgerSummary
 from storage.ledger.local.log_files import INDEX_SUFFIX, LogFile, log_name, number_of
 from storage.ledger.local.log_listing import ListedFile
 from storage.ledger.local.recovery import (
@@ -79,7 +79,7 @@ class _Ledger:
         return holes(self.readable, last, self.following) if self.following <= last else []
 
 
-def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecord]) -> Inspection:
+def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerSummary]) -> Inspection:
     """Compare the recovered files with the records of all ledgers.  Job side.  Raises `OSError`.
 
     Every index is verified, and rebuilt if it is damaged.  Of log files only those that are damaged
@@ -94,9 +94,8 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
     unexplained = [each for each in found.missing if each.number not in explained]
     for ledger_id, ledger in ledgers.items():
         record = records[ledger_id]
-        closed = record.state is LedgerState.CLOSED
-        missing = ledger.missing(record.last_entry_id if closed else ledger.end)
-        unsure = not closed and (
+        missing = ledger.missing(record.last_entry_id if record.is_closed else ledger.end)
+        unsure = not record.is_closed and (
             any(_may_hold_end(each, ledger_id, ledger) for each in unexplained)
             or any(
                 (ledger.newest_file, ledger.newest_offset) < lost
@@ -116,6 +115,21 @@ def inspect(disk: Disk, found: RecoveredFiles, records: Mapping[int, LedgerRecor
         matters = bool(result.losses) or finding.number not in known
         result.findings.append(finding._replace(lost=finding.lost and matters))
     return result
+
+
+def count_above(disk: Disk, found: RecoveredFiles, last_id: int) -> tuple[int, int]:
+    """Number of ledgers in the log with an id above `last_id`, and of their entries.  Job side.
+
+    Raises `OSError`.  Call it after `inspect`, which verifies the indexes.
+    """
+    ledgers: set[int] = set()
+    entries = 0
+    for file in [*found.sealed, *found.memory]:
+        for ledger_id, first, last in _runs_of(disk, file):
+            if ledger_id > last_id:
+                ledgers.add(ledger_id)
+                entries += last - first + 1
+    return len(ledgers), entries
 
 
 def _verify_index(disk: Disk, file: LogFile, result: Inspection) -> None:

@@ -23,6 +23,7 @@ class LedgerLimits:
     compact_step_bytes: int = bounds.LEDGER_COMPACT_STEP_BYTES
     verify_bytes_per_s: int = bounds.LEDGER_VERIFY_BYTES_PER_S
     verify_step_bytes: int = bounds.LEDGER_VERIFY_STEP_BYTES
+    verify_log_s: float = bounds.LEDGER_VERIFY_LOG_S
     compact_sources: int = bounds.LEDGER_COMPACT_SOURCES
 
     def __post_init__(self) -> None:

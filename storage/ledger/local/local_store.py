@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-import sys
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -12,15 +12,17 @@ import structlog
 from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
-from storage.damage import DamageKind, DamageReport, EntryRange
+from storage.damage import DamageKind, DamagePolicy, DamageReport, EntryRange
 from storage.durable_mark import DurableMark
+from storage.ledger.local.codec import LogFormatError
 from storage.ledger.local.disk import Disk, ledger_error
-from storage.ledger.local.inspection import Inspection, inspect
+from storage.ledger.local.inspection import Inspection, count_above, inspect
 from storage.ledger.local.ledger_records import (
     LedgerRecord,
     LedgerRecords,
     LedgerState,
     StoredRecord,
+    stream_of,
 )
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_ledger import (
@@ -52,16 +54,14 @@ from storage.metadata.store import MetadataError, MetadataStore, VersionConflict
 
 _log = structlog.get_logger(__name__)
 
-HEALTH_CHECK = "health"
-"""Component of the ledgers of health checks, in which nobody reads."""
 
-
-def _stream_of(record: LedgerRecord) -> str:
-    """The ledger path of the topic that made the ledger; `HEALTH_CHECK` of one that none made."""
-    if record.custom.get("component") == HEALTH_CHECK.encode():
-        return HEALTH_CHECK
-    stream = record.custom.get("pulsar/managed-ledger", b"")
-    return sys.intern(stream.decode(errors="replace"))
+def _require_metadata(max_ledger: int, last_id: int | None) -> None:
+    """Raise `LedgerError` if the log has entries and the metadata store never gave out an id."""
+    if max_ledger >= 0 and last_id is None:
+        raise LedgerError(
+            f"The log has entries of ledger {max_ledger}, and the metadata store never "
+            "gave out an id: restore the metadata that belongs to this log."
+        )
 
 
 class LocalLedgerStore(LedgerStore):
@@ -93,6 +93,8 @@ class LocalLedgerStore(LedgerStore):
         self._marked = 0 if mark is None else mark.values[0]
         self.damage = damage or DamageReport()
         """The damage that was found, and the operator's choice."""
+        self.lost_records: str | None = None
+        """A sentence about entries of ledgers that the metadata store does not know, if any."""
         limits = limits or LedgerLimits()
         rng = rng or random.SystemRandom()
         self._disk = disk
@@ -103,7 +105,15 @@ class LocalLedgerStore(LedgerStore):
         self._listing_changed = asyncio.Event()
         self._lister: asyncio.Task[None] | None = None
         self._reclaim = Reclaim(
-            disk, self._files, self._records, limits, rng, guard, self.damage, self._list_files
+            disk,
+            self._files,
+            self._records,
+            limits,
+            rng,
+            guard,
+            self.damage,
+            self._list_files,
+            self._entry_lost,
         )
         self._verifier = Verifier(disk, self._files, limits, self._entry_lost)
         self._sealer = Sealer(disk, self._files, limits, self._reclaim.wake)
@@ -121,26 +131,33 @@ class LocalLedgerStore(LedgerStore):
         """
         listed = await self._listing.load()
         try:
-            records = await self._records.all()
+            stored = await self._records.summaries()
         except MetadataError as error:
             # Nothing is compared then, and nothing may be deleted.
-            records = {}
+            stored = {}
             self.damage.note(
                 DamageKind.METADATA, f"The records of ledgers cannot all be read: {error}"
             )
         try:
+            records = {
+                ledger_id: each for ledger_id, each in stored.items() if each.stream is not None
+            }
             durable = (0, 0) if self._mark is None else self._mark.values
             found = await self._disk.maintain(partial(recover, self._disk, listed, durable))
             last_id = await self._records.last_id()
-            self._require_metadata(found.max_ledger, last_id)
+            _require_metadata(found.max_ledger, last_id)
             inspection = await self._disk.maintain(partial(inspect, self._disk, found, records))
+            if last_id is not None and found.max_ledger > last_id:
+                count = partial(count_above, self._disk, found, last_id)
+                self._note_lost_records(last_id, *await self._disk.maintain(count))
         except OSError as error:
             raise ledger_error(error, "Recovering the ledger log") from error
-        self._streams = {each: _stream_of(record) for each, record in records.items()}
+        self._streams = {each: record.stream or "" for each, record in records.items()}
         self._report(inspection)
+        self._files.load(found.sealed, found.memory, found.next_number, found.max_ledger)
+        verified = await self._verify_before_start(frozenset(records))
         self.damage.summarize()
         self.damage.require_start()
-        self._files.load(found.sealed, found.memory, found.next_number, found.max_ledger)
         for file in found.memory:
             self._writer.follow(file)
             self._sealer.add(file)
@@ -149,7 +166,21 @@ class LocalLedgerStore(LedgerStore):
         self._listing_changed.set()
         self._lister = asyncio.get_running_loop().create_task(self._keep_listing())
         self._reclaim.start([] if self.damage.has_loss else found.superfluous)
-        self._verifier.start(frozenset(records))
+        if not verified:
+            self._verifier.start(frozenset(records))
+
+    async def _verify_before_start(self, living: AbstractSet[int]) -> bool:
+        """Read everything through if the operator wants no start without what was lost."""
+        # A loss that is known already is enough to refuse the start.
+        if self.damage.policy is not DamagePolicy.REFUSE_START or self.damage.has_loss:
+            return False
+        try:
+            await self._verifier.run(living)
+        except OSError as error:
+            raise ledger_error(error, "Verifying the ledger log") from error
+        except LogFormatError as error:
+            raise LedgerError(f"An index changed while the log was verified ({error}).") from error
+        return True
 
     def _durable(self, number: int, end: int) -> None:
         """Note how far the newest log file is durable."""
@@ -157,36 +188,29 @@ class LocalLedgerStore(LedgerStore):
             self._marked = number
             self._mark.note(number, end)
 
-    def _require_metadata(self, max_ledger: int, last_id: int | None) -> None:
-        """Compare the newest ledger of the log with the last id that was given out."""
-        if max_ledger >= 0 and last_id is None:
-            raise LedgerError(
-                f"The log has entries of ledger {max_ledger}, and the metadata store never "
-                "gave out an id: restore the metadata that belongs to this log."
-            )
-        if last_id is not None and max_ledger > last_id:
-            self.damage.metadata_is_behind = True
-            self.damage.note(
-                DamageKind.METADATA,
-                f"The log has entries of ledger {max_ledger}, and the metadata store knows ledgers "
-                f"up to {last_id}: its newest records were lost.",
-            )
+    def _note_lost_records(self, last_id: int, ledgers: int, entries: int) -> None:
+        """Note entries of ledgers above the last id that the metadata store gave out."""
+        # Only the lost records said of which topics these ledgers are.
+        self.lost_records = (
+            f"The log has {entries} entries of {ledgers} ledgers that the metadata store does not "
+            f"know, as its newest records were lost: it gave out ids up to {last_id}. No topic "
+            "has these messages; the entries stay in the log."
+        )
+        self.damage.metadata_is_behind = True
+        self.damage.note(DamageKind.METADATA, self.lost_records)
 
     def _report(self, inspection: Inspection) -> None:
         for finding in inspection.findings:
             self.damage.note(finding.kind, finding.sentence, lost=finding.lost)
         for ledger_id, loss in sorted(inspection.losses.items()):
             stream = self._streams.get(ledger_id, "")
-            if stream != HEALTH_CHECK:
-                self.damage.note_ledger(
-                    ledger_id, stream, loss.missing, end_unknown=loss.end_unknown
-                )
+            self.damage.note_ledger(ledger_id, stream, loss.missing, end_unknown=loss.end_unknown)
 
     def _entry_lost(self, ledger_id: int, entry_id: int) -> None:
         """Note an entry that does not verify."""
         stream = self._streams.get(ledger_id)
         if stream is None:
-            return  # The ledger was deleted meanwhile.
+            return  # The ledger was deleted meanwhile, or nobody reads it.
         self.damage.note_ledger(ledger_id, stream, [(entry_id, entry_id)])
 
     async def _list_files(self) -> None:
@@ -225,7 +249,9 @@ class LocalLedgerStore(LedgerStore):
             except VersionConflict:
                 continue
             break
-        self._streams[ledger_id] = _stream_of(record)
+        stream = stream_of(custom)
+        if stream is not None:
+            self._streams[ledger_id] = stream
         cell = self._cell(ledger_id)
         ledger = LocalWritableLedger(cell, self._source, self._writer, stored, self._close_ledger)
         self._writers[ledger_id] = ledger

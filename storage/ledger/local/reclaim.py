@@ -111,8 +111,13 @@ class Reclaim:
         guard: DeletionGuard,
         damage: DamageReport,
         listing: Callable[[], Awaitable[None]],
+        on_lost: Callable[[int, int], None],
     ) -> None:
-        """`listing` makes the list of the files durable (see `log_listing`)."""
+        """`listing` makes the list of the files durable (see `log_listing`).
+
+        `on_lost` is called with ledger id and entry id of an entry that does not verify.
+        """
+        self._on_lost = on_lost
         self._damage = damage
         self._listing = listing
         self._disk = disk
@@ -224,6 +229,7 @@ class Reclaim:
         except DamagedSource as damaged:
             damaged.file.damaged = True
             _log.error("ledger_log_damaged", file=damaged.file.name, offset=damaged.place.offset)
+            self._on_lost(damaged.ledger_id, damaged.entry_id)
             await self._disk.maintain(merge.abandon)
             return True
         except OSError as error:

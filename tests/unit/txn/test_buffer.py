@@ -262,7 +262,7 @@ async def test_cleaning_is_tried_until_it_is_done_and_hides_at_once(world: World
     assert world.store.calls[-4:] == ["record_aborted"] * 2 + ["delete_operation"] * 2
 
 
-async def test_closing_ends_retries_and_refuses_who_waits(world: World) -> None:
+async def test_closing_ends_retries_and_refuses_waiting_calls(world: World) -> None:
     await world.begin(T1, T2)
     await world.append(T1)
     world.store.failures["record_aborted"] = 10**6

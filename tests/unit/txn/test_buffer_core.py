@@ -387,7 +387,7 @@ def test_where_no_epoch_could_be_taken_nothing_is_left() -> None:
     assert core.members == {}
 
 
-def test_bounded_cache_of_ended_transactions_and_the_long_way_round_for_what_fell_out() -> None:
+def test_ended_transactions_are_bounded_and_evicted_ones_read_the_header() -> None:
     core = SegmentBufferCore(SEGMENT, FakeLog(1), ended_kept=2)
     core.loaded({})
     txns = [TxnId(1, number) for number in range(4)]

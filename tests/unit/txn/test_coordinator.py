@@ -478,7 +478,7 @@ async def test_coordinator_won_during_a_take_over_is_taken_over_too() -> None:
 
 
 @in_virtual_time
-async def test_coordinators_won_one_by_one_share_a_look_at_what_is_open() -> None:
+async def test_coordinators_won_one_by_one_share_one_scan_of_open_transactions() -> None:
     world = World()
     async with world.coordinators("a") as (coordinators, _):
         txns = [await coordinators.begin(CoordinatorId(n), 600_000, None) for n in range(4)]

@@ -92,7 +92,7 @@ async def test_a_follower_that_fails_does_not_keep_others_from_hearing() -> None
         assert told == [(TXN, TxnState.COMMITTED)]
 
 
-def test_header_that_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_without_followers_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
 
     def note(record: Record) -> StoredHeader:
@@ -116,7 +116,7 @@ def test_header_that_nobody_follows_is_not_decoded(monkeypatch: pytest.MonkeyPat
 
 
 @in_virtual_time
-async def test_decisions_take_no_change_of_a_header_that_nobody_follows() -> None:
+async def test_changes_of_a_header_without_followers_are_ignored() -> None:
     world, told, member, taken = World(), Told(), Told(), set[str]()
     group = TxnId(0, 8)
     async with deciding(world) as (decisions, parts):
@@ -213,7 +213,7 @@ async def test_a_store_that_fails_is_asked_again_until_it_answers() -> None:
 
 
 @in_virtual_time
-async def test_a_defect_keeps_nobody_from_hearing() -> None:
+async def test_a_failing_follower_does_not_stop_the_others() -> None:
     world, told = World(), [Told(), Told()]
     async with deciding(world) as (decisions, parts):
         take, failures = decisions._take_header_event, [RuntimeError("a defect")]
@@ -237,7 +237,7 @@ async def test_a_defect_keeps_nobody_from_hearing() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("a defect"), asyncio.CancelledError("of what it waited for")], ids=repr
 )
-def test_a_read_that_breaks_off_keeps_nobody_from_hearing(error: BaseException) -> None:
+def test_an_interrupted_read_does_not_stop_other_followers(error: BaseException) -> None:
     @in_virtual_time
     async def run() -> None:
         world, told, failures = World(), [Told(), Told()], [error]

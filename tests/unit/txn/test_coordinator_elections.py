@@ -219,7 +219,7 @@ async def test_who_has_no_session_any_more_does_not_ask_for_ever() -> None:
 
 
 @in_virtual_time
-async def test_a_leader_that_came_has_everybody_look_again() -> None:
+async def test_a_new_leader_record_changes_the_chosen_successor() -> None:
     """What was another one's to take is this one's, once that one has taken something else."""
     world, key = World(), records.leader_key
     zero, one, two, three = map(CoordinatorId, range(4))

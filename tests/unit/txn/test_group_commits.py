@@ -257,7 +257,7 @@ async def test_g5_a_commit_that_is_sent_again_while_its_header_is_collected_is_a
 
 
 @in_virtual_time
-async def test_g5_an_open_that_finds_the_header_collected_tells_what_it_committed() -> None:
+async def test_g5_an_open_after_collection_returns_the_last_commit() -> None:
     world = World()
     async with world.coordinators() as (led, parts):
         await open_key(led)

@@ -431,7 +431,7 @@ async def test_a_load_begins_to_clean_up_in_several_turns(world: buffer_world.Wo
     assert most <= TXN_SLICE_ENDS + 10, f"{most} tasks were begun in one turn of the loop"
 
 
-async def test_an_owner_that_ends_waits_for_nobody_elses_cleaning(
+async def test_an_ending_owner_does_not_wait_for_the_cleaning_of_others(
     world: buffer_world.World,
 ) -> None:
     await end_with_claims(world)

@@ -53,7 +53,7 @@ async def test_a_put_of_unknown_outcome_costs_an_epoch(world: World) -> None:
     assert await owner.take() == 2
 
 
-async def test_one_write_proves_for_all_who_called_before_it_began(world: World) -> None:
+async def test_one_write_proves_ownership_for_all_earlier_calls(world: World) -> None:
     owner = world.owner()
     await owner.take()
     world.store.calls.clear()

@@ -10,8 +10,10 @@ from aiohttp.test_utils import TestServer
 from structlog.testing import capture_logs
 
 from broker.admin.app import AdminServer
-from broker.admin.rest import errors_as_json
+from broker.admin.rest import errors_as_json, status_of
+from broker.placement.owner_requests import OwnerFailed
 from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.server_error import ServerError
 from storage.damage import DamageKind
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
@@ -43,6 +45,21 @@ async def test_a_scalable_topic_from_creation_to_deletion(rest: Rest) -> None:
     assert await rest.get(f"{SCALABLE}?property=team=b") == []
     await rest.done("DELETE", f"{SCALABLE}/x")
     assert await rest.get(SCALABLE) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ServerError.TOPIC_TERMINATED_ERROR, 405),
+        (ServerError.TOO_MANY_REQUESTS, 429),
+        (ServerError.METADATA_ERROR, 500),
+        (None, 500),
+    ],
+)
+def test_failure_of_another_broker_has_the_status_that_it_would_answer(
+    code: ServerError | None, status: int
+) -> None:
+    assert status_of(OwnerFailed("The test fails.", code)) == status
 
 
 async def test_refused_request_names_its_reason(rest: Rest) -> None:
@@ -268,7 +285,9 @@ async def test_statistics_show_what_clients_tell_of_themselves(rest: Rest) -> No
 
 
 @pytest.mark.parametrize("path", ["x/stats", "p/partitioned-stats"])
-async def test_statistics_leave_out_who_is_not_asked_for(rest: Rest, path: str) -> None:
+async def test_statistics_leave_out_publishers_and_consumers_on_request(
+    rest: Rest, path: str
+) -> None:
     await rest.done("PUT", f"{PERSISTENT}/x")
     await rest.done("PUT", f"{PERSISTENT}/p/partitions", 1)
     client = await RawClient.open("127.0.0.1", rest.binary_port)

@@ -3,8 +3,9 @@
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,9 @@ from magnetar.protocol.names import parse_topic_name
 from storage.damage import DamagedData, DamageKind
 from storage.ledger.local.codec import crc32c
 from storage.ledger.local.index import FLAG_DAMAGED, INDEX_HEAD_BYTES, decode_index_header
+from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.store import LedgerError
+from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
@@ -57,27 +60,42 @@ async def fill(broker: Broker, topic: str) -> None:
     await client.close()
 
 
+Prepare = Callable[[str], Awaitable[Files]]
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two data directories with the same messages: of a clean end, and of a crash."""
+    """Two data directories with the same messages, once made: of a clean end, and of a crash."""
     return {}
 
 
-async def made(directories: dict[str, Path], factory: pytest.TempPathFactory) -> None:
-    if directories:
-        return
-    path = factory.mktemp("damage") / "data"
-    async with running(path) as broker:
+@pytest.fixture
+def prepare(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> Prepare:
+    """Returns a function that copies the data directory of a "clean" end or of a "crash"."""
+
+    async def copy(end: str) -> Files:
+        if not directories:
+            directories.update(await make_directories(tmp_path_factory.mktemp("damage")))
+        shutil.copytree(directories[end], tmp_path / "data")
+        return files_of(tmp_path / "data")
+
+    return copy
+
+
+async def make_directories(parent: Path) -> dict[str, Path]:
+    clean, crash = parent / "data", parent / "crash"
+    async with running(clean) as broker:
         await fill(broker, OLD)
         for number in range(EXTRAS):
             name = parse_topic_name(f"persistent://public/default/extra-{number}")
             await broker.topics.get(name, create=True)
-    async with running(path) as broker:
+    async with running(clean) as broker:
         await fill(broker, NEW)
-        directories["crash"] = path.with_name("crash")
         # What the kernel has is what a killed process leaves.
-        shutil.copytree(path, directories["crash"])
-    directories["clean"] = path
+        shutil.copytree(clean, crash)
+    return {"clean": clean, "crash": crash}
 
 
 def files_of(data: Path) -> Files:
@@ -89,11 +107,12 @@ def files_of(data: Path) -> Files:
 
 def flip(path: Path, at: int) -> None:
     """Change four bytes; `at` may count from the end."""
-    data = bytearray(path.read_bytes())
-    at %= len(data)
-    for place in range(at, at + 4):
-        data[place] ^= 0x5A
-    path.write_bytes(data)
+    with path.open("r+b") as file:
+        at %= path.stat().st_size
+        file.seek(at)
+        data = file.read(4)
+        file.seek(at)
+        file.write(bytes(byte ^ 0x5A for byte in data))
 
 
 def truncate(path: Path, size: int) -> None:
@@ -143,7 +162,7 @@ def halve_wal(files: Files) -> None:
 class Case(NamedTuple):
     """A damage; `kind` of the metric; `lost` are topics that may lack messages or be refused.
 
-    `refused` are refused at once: what is found later, or cannot be ascribed to a topic, is not.
+    `refused`: they are, once it is found.  Lost changes of metadata are of no known topic.
     """
 
     name: str
@@ -157,7 +176,7 @@ class Case(NamedTuple):
 BOTH = ("clean", "crash")
 LEDGER, INDEX, METADATA = DamageKind.LEDGER, DamageKind.INDEX, DamageKind.METADATA
 CASES = (
-    Case("log-flip", BOTH, LEDGER, lambda f: flip(f.old_log, 20_000), (OLD,), False),
+    Case("log-flip", BOTH, LEDGER, lambda f: flip(f.old_log, 20_000), (OLD,)),
     Case("log-cut", BOTH, LEDGER, lambda f: truncate(f.old_log, 20_000), (OLD,)),
     Case("log-removed", BOTH, LEDGER, lambda f: f.old_log.unlink(), (OLD,)),
     Case(
@@ -171,7 +190,7 @@ CASES = (
     Case("index-head-flip", BOTH, INDEX, lambda f: flip(f.old_index, 30)),
     Case("index-cut", BOTH, INDEX, lambda f: truncate(f.old_index, 1000)),
     Case("index-removed", BOTH, INDEX, lambda f: f.old_index.unlink()),
-    Case("log-end-flip", BOTH, LEDGER, lambda f: flip(f.new_log, -20), (NEW,), False),
+    Case("log-end-flip", BOTH, LEDGER, lambda f: flip(f.new_log, -20), (NEW,)),
     Case("log-end-cut", BOTH, LEDGER, lambda f: truncate(f.new_log, -20), (NEW,)),
     Case("log-end-groups-cut", BOTH, LEDGER, lambda f: truncate(f.new_log, -10_000), (NEW,)),
     Case("log-newest-removed", BOTH, LEDGER, lambda f: f.new_log.unlink(), (NEW,)),
@@ -193,7 +212,9 @@ async def received(broker: Broker, topic: str) -> list[bytes] | BrokerError:
     found: list[bytes] = []
     try:
         consumer = await client.subscribe(topic, "all", options, permits=2 * MESSAGES)
-        while len(found) < MESSAGES:
+        loaded = broker.topics.loaded().get(topic)
+        backlog = MESSAGES if loaded is None else loaded.subscriptions["all"].backlog
+        while len(found) < backlog:
             found.append((await consumer.receive(1)).payload)
     except BrokerError as error:
         return error
@@ -222,24 +243,13 @@ def logged() -> Iterator[list[str]]:
     found += [str(each["reason"]) for each in logs if each["event"] == "data_damaged"]
 
 
-async def prepared(
-    directories: dict[str, Path], factory: pytest.TempPathFactory, end: str, tmp_path: Path
-) -> Files:
-    await made(directories, factory)
-    data = tmp_path / "data"
-    shutil.copytree(directories[end], data)
-    return files_of(data)
-
-
 @pytest.mark.parametrize(("case", "end"), ALL)
 async def test_damage_is_reported_and_everything_else_is_served(
     case: Case,
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     before = {path.name for path in (files.data / "ledgers").iterdir()}
     case.damage(files)
     left = before & {path.name for path in (files.data / "ledgers").iterdir()}
@@ -268,11 +278,9 @@ async def test_damage_is_reported_and_everything_else_is_served(
 @pytest.mark.parametrize("end", BOTH)
 async def test_without_damage_nothing_is_reported(
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     async with running(files.data) as broker:
         for topic in (OLD, NEW):
             wanted = [payload(topic, index) for index in range(MESSAGES)]
@@ -290,11 +298,9 @@ def lose_half_of_old(files: Files) -> None:
 @pytest.mark.parametrize("end", BOTH)
 async def test_what_is_left_is_served_on_demand(
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     lose_half_of_old(files)
     flip(files.old_log, 5000)
     for _ in range(2):
@@ -310,10 +316,37 @@ async def test_what_is_left_is_served_on_demand(
             assert topic.subscriptions["s"].backlog == len(found), "lost ones are in no backlog"
 
 
-async def test_a_start_is_refused_on_demand_and_deletes_nothing(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+@pytest.mark.parametrize(("case", "end"), ALL)
+async def test_a_start_is_refused_on_demand_for_each_loss(
+    case: Case, end: str, prepare: Prepare
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare(end)
+    case.damage(files)
+    lost = case.kind is not INDEX
+    for _ in range(2):
+        with pytest.raises(DamagedData, match="Nothing was deleted") if lost else nullcontext():
+            async with running(files.data, damaged_data="refuse_start"):
+                pass
+
+
+@pytest.mark.parametrize(("case", "end"), ALL)
+async def test_what_is_left_after_each_loss_is_served_on_demand(
+    case: Case, end: str, prepare: Prepare
+) -> None:
+    files = await prepare(end)
+    case.damage(files)
+    async with running(files.data, damaged_data="serve_what_is_left") as broker:
+        await until(lambda: broker.damage.counts.get(case.kind, 0) > 0)
+        for topic in (OLD, NEW):
+            wanted = [payload(topic, index) for index in range(MESSAGES)]
+            found = await received(broker, topic)
+            assert isinstance(found, list)
+            assert found == [each for each in wanted if each in set(found)]
+            assert found == wanted or topic in case.lost
+
+
+async def test_a_start_is_refused_on_demand_and_deletes_nothing(prepare: Prepare) -> None:
+    files = await prepare("clean")
     files.old_log.unlink()
     before = sorted((files.data / "ledgers").iterdir())
     for _ in range(2):
@@ -323,10 +356,92 @@ async def test_a_start_is_refused_on_demand_and_deletes_nothing(
     assert sorted((files.data / "ledgers").iterdir()) == before
 
 
-async def test_damage_stays_reported_until_the_topic_is_deleted(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+async def test_loaded_topic_is_refused_as_soon_as_a_reader_finds_a_loss(prepare: Prepare) -> None:
+    files = await prepare("clean")
+    async with running(files.data, entry_cache_bytes=0) as broker:
+        other = await broker.topics.get(parse_topic_name(NEW), create=False)
+        await broker.topics.get(parse_topic_name(OLD), create=False)
+        flip(files.old_log, 20_000)
+        await received(broker, OLD)
+        await until(lambda: OLD not in broker.topics.loaded())
+        refusal = await received(broker, OLD)
+        assert isinstance(refusal, BrokerError)
+        assert "old has lost 1 entries (99)" in str(refusal)
+        assert broker.topics.loaded()[NEW] is other, "it is whole"
+
+
+async def test_loaded_topic_is_refused_as_soon_as_verification_finds_a_loss(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
+    flip(files.old_log, 20_000)
+    # The newest file is verified first, so that the topic is loaded when the flip is found.
+    slow = partial(LedgerLimits, verify_step_bytes=20_000, verify_bytes_per_s=40_000)
+    monkeypatch.setattr("broker.app.stores.LedgerLimits", slow)
+    async with running(files.data) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await client.subscribe(OLD, "s")
+        assert not broker.damage.has_loss
+        await until(lambda: OLD not in broker.topics.loaded())
+        assert broker.damage.entries_missing == 1
+        assert isinstance(await received(broker, OLD), BrokerError)
+        await client.close()
+
+
+async def test_loaded_topic_goes_on_without_lost_entries_on_demand(prepare: Prepare) -> None:
+    files = await prepare("clean")
+    async with running(
+        files.data, entry_cache_bytes=0, damaged_data="serve_what_is_left"
+    ) as broker:
+        topic = await broker.topics.get(parse_topic_name(OLD), create=False)
+        flip(files.old_log, 20_000)
+        found = await received(broker, OLD)
+        assert found == [payload(OLD, each) for each in range(MESSAGES) if each != 99]
+        assert broker.topics.loaded()[OLD] is topic
+
+
+async def test_start_verifies_all_entries_before_it_serves_on_demand(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.app.stores.LedgerLimits", partial(LedgerLimits, verify_log_s=0))
+    files = await prepare("clean")
+    with capture_logs() as logs:
+        async with running(files.data, damaged_data="refuse_start"):
+            events = [each for each in logs if each["event"].startswith("ledger_logs_")]
+    begun, *between, ended = events
+    assert {each["event"] for each in between} == {"ledger_logs_verified_so_far"}
+    assert begun["event"] == "ledger_logs_being_verified"
+    assert ended["event"] == "ledger_logs_verified"
+    assert begun["bytes"] == sum(path.stat().st_size for path in (files.old_log, files.new_log))
+    assert 2 * MESSAGES * 80 < ended["bytes"] <= begun["bytes"]
+    assert ended["bytes_per_s"] > 0
+
+
+async def test_loss_in_a_ledger_of_health_checks_is_no_loss(tmp_path: Path) -> None:
+    crash = tmp_path / "crash"
+    async with running(tmp_path / "data") as broker:
+        await broker.check_health()
+        await broker.check_health()
+        shutil.copytree(tmp_path / "data", crash)
+    flip(files_of(crash).new_log, 100)
+    async with running(crash, damaged_data="refuse_start") as broker:
+        assert not broker.damage.has_loss
+
+
+async def test_large_metadata_file_is_checked_before_the_start_on_demand(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "METADATA_CHECK_BYTES", 0)
+    files = await prepare("clean")
+    files.metadata.with_name("metadata.db.sums").unlink()
+    zero_page(files)
+    with pytest.raises(DamagedData, match="metadata file"):
+        async with running(files.data, damaged_data="refuse_start"):
+            pass
+
+
+async def test_damage_stays_reported_until_the_topic_is_deleted(prepare: Prepare) -> None:
+    files = await prepare("clean")
     files.old_log.unlink()
     for _ in range(2):
         async with running(files.data) as broker:
@@ -341,10 +456,8 @@ async def test_damage_stays_reported_until_the_topic_is_deleted(
         assert await received(broker, OLD) == []
 
 
-async def test_a_flip_that_was_found_is_known_to_the_next_start(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+async def test_a_flip_that_was_found_is_known_to_the_next_start(prepare: Prepare) -> None:
+    files = await prepare("clean")
     flip(files.old_log, 20_000)
     async with running(files.data) as broker:
         await until(lambda: broker.damage.entries_missing == 1)
@@ -354,11 +467,9 @@ async def test_a_flip_that_was_found_is_known_to_the_next_start(
         assert isinstance(await received(broker, OLD), BrokerError)
 
 
-async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
+async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(prepare: Prepare) -> None:
     """Version 1: every row is wrong, and readers have taken places from it already."""
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
     data = files.old_index.read_bytes()
     header = decode_index_header(data)
     old = struct.pack(
@@ -374,13 +485,11 @@ async def test_an_index_without_checksum_over_its_rows_is_no_obstacle(
 
 
 async def test_a_large_metadata_file_is_checked_in_the_background(
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_bound(monkeypatch, "METADATA_CHECK_BYTES", 0)
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
     files.metadata.with_name("metadata.db.sums").unlink()
     zero_page(files)
     async with running(files.data) as broker:
@@ -389,10 +498,8 @@ async def test_a_large_metadata_file_is_checked_in_the_background(
 
 
 @pytest.mark.parametrize("cut", [20, 10_000])
-async def test_a_lost_end_is_said_at_each_start(
-    cut: int, directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "crash", tmp_path)
+async def test_a_lost_end_is_said_at_each_start(cut: int, prepare: Prepare) -> None:
+    files = await prepare("crash")
     truncate(files.new_log, -cut)
     for _ in range(3):
         async with running(files.data) as broker:
@@ -402,10 +509,10 @@ async def test_a_lost_end_is_said_at_each_start(
 
 
 async def test_damage_beside_living_ledgers_is_over_when_its_topic_is_deleted(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    prepare: Prepare,
 ) -> None:
     other = "persistent://public/default/beside"
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("clean")
     async with running(files.data) as broker:
         await fill(broker, "persistent://public/default/gone")
         await fill(broker, other)
@@ -419,10 +526,8 @@ async def test_damage_beside_living_ledgers_is_over_when_its_topic_is_deleted(
         assert await received(broker, other) == [payload(other, n) for n in range(MESSAGES)]
 
 
-async def test_lost_commits_stay_reported(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    files = await prepared(directories, tmp_path_factory, "crash", tmp_path)
+async def test_lost_commits_stay_reported(prepare: Prepare) -> None:
+    files = await prepare("crash")
     files.wal.unlink()
     for _ in range(2):
         async with running(files.data) as broker:
@@ -430,10 +535,29 @@ async def test_lost_commits_stay_reported(
             assert broker.damage.has_loss
 
 
-async def test_a_removed_metadata_file_is_no_new_start(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+UNKNOWN = "The log has 300 entries of 1 ledgers that the metadata store does not know"
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+async def test_entries_of_ledgers_that_metadata_lost_stay_reported_and_kept(
+    is_noted: bool, prepare: Prepare
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, "clean", tmp_path)
+    files = await prepare("crash")
+    files.wal.unlink()
+    if not is_noted:
+        files.metadata.with_name("metadata.db.commit").unlink()
+    for number in range(3):
+        async with running(files.data) as broker:
+            said = [each for each in broker.damage.sentences() if UNKNOWN in each]
+            assert len(said) == 1
+            # It gets a higher ledger id than the lost ones had.
+            await fill(broker, f"persistent://public/default/later-{number}")
+        assert files.new_log.exists()
+
+
+@pytest.mark.parametrize("end", BOTH)
+async def test_a_removed_metadata_file_is_no_new_start(end: str, prepare: Prepare) -> None:
+    files = await prepare(end)
     files.metadata.unlink()
     for _ in range(2):
         with pytest.raises(LedgerError, match="restore the metadata"):
@@ -441,14 +565,31 @@ async def test_a_removed_metadata_file_is_no_new_start(
                 pass
 
 
+def halve_metadata(files: Files) -> None:
+    truncate(files.metadata, files.metadata.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("end", "damage"),
+    [("crash", zero_page), ("clean", halve_metadata), ("crash", halve_metadata)],
+)
+async def test_a_start_that_needs_a_damaged_page_fails_and_says_so(
+    end: str, damage: Callable[[Files], None], prepare: Prepare
+) -> None:
+    files = await prepare(end)
+    damage(files)
+    for _ in range(2):
+        with pytest.raises(MetadataError, match=r"metadata\.db .*restore the newest backup"):
+            async with running(files.data):
+                pass
+
+
 @pytest.mark.parametrize("end", BOTH)
 async def test_all_ledgers_removed(
     end: str,
-    directories: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    prepare: Prepare,
 ) -> None:
-    files = await prepared(directories, tmp_path_factory, end, tmp_path)
+    files = await prepare(end)
     shutil.rmtree(files.data / "ledgers")
     async with running(files.data) as broker:
         assert isinstance(await received(broker, OLD), BrokerError)

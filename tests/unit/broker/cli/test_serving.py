@@ -27,6 +27,20 @@ async def test_stores_that_do_not_answer_are_not_waited_for() -> None:
     assert never.cancelled()
 
 
+async def test_signal_ends_a_start_that_takes_long() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    assert not await asyncio.wait_for(serving.started_before(stop, asyncio.sleep(60)), 5)
+
+
+async def test_error_of_a_start_is_raised() -> None:
+    async def start() -> None:
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        await serving.started_before(asyncio.Event(), start())
+
+
 def test_banner_suggests_a_command_with_this_brokers_url() -> None:
     hint = "topics get my-topic --admin-url http://127.0.0.1:18080\n"
     assert hint in serving.banner(Settings(), 16650, 18080, 0.1)

@@ -17,11 +17,11 @@ from broker.policies.schema_compatibility import (
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
-    check_successor,
     successor_parts,
 )
 from config.bounds import MAX_AVRO_SCHEMA_BYTES
 from tests.support.effort import by_effort, draw_seed
+from tests.support.schema_checks import run_parts
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
@@ -170,13 +170,13 @@ def avro(definition: object) -> SchemaDefinition:
 def test_large_definition_is_refused_before_it_is_parsed() -> None:
     large = SchemaDefinition(SchemaType.JSON, b"[" * (MAX_AVRO_SCHEMA_BYTES + 1))
     with pytest.raises(IncompatibleSchema, match=f"{MAX_AVRO_SCHEMA_BYTES} is the most"):
-        check_successor(large, [], CompatibilityStrategy.ALWAYS_COMPATIBLE)
+        run_parts(successor_parts(large, [], CompatibilityStrategy.ALWAYS_COMPATIBLE))
 
 
 def test_error_of_the_parser_is_shortened() -> None:
     bad = avro({"type": "record", "name": "R", "fields": [{"name": "a" * 10_000, "type": "what"}]})
     with pytest.raises(IncompatibleSchema, match="not an Avro definition") as caught:
-        check_successor(bad, [], CompatibilityStrategy.FULL)
+        run_parts(successor_parts(bad, [], CompatibilityStrategy.FULL))
     assert len(str(caught.value)) < 500
 
 

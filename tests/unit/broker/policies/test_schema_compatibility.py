@@ -10,9 +10,10 @@ from broker.policies.schema_compatibility import (
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
-    check_reader,
-    check_successor,
+    reader_parts,
+    successor_parts,
 )
+from tests.support.schema_checks import run_parts
 
 
 def record(*fields: Mapping[str, object], kind: SchemaType = SchemaType.JSON) -> SchemaDefinition:
@@ -59,33 +60,35 @@ def test_successors(
     strategy: S, old: SchemaDefinition, new: SchemaDefinition, allowed: bool
 ) -> None:
     if allowed:
-        check_successor(new, [old], strategy)
+        run_parts(successor_parts(new, [old], strategy))
     else:
         with pytest.raises(IncompatibleSchema):
-            check_successor(new, [old], strategy)
+            run_parts(successor_parts(new, [old], strategy))
 
 
 def test_only_transitive_strategies_look_past_the_newest() -> None:
     history = [WITH_Y, record(X, Y_OPTIONAL), ONLY_X]
     renamed = record(X, {"name": "y", "type": "int", "default": 0})
-    check_successor(renamed, history, S.BACKWARD)
+    run_parts(successor_parts(renamed, history, S.BACKWARD))
     with pytest.raises(IncompatibleSchema):
-        check_successor(renamed, history, S.BACKWARD_TRANSITIVE)
+        run_parts(successor_parts(renamed, history, S.BACKWARD_TRANSITIVE))
 
 
 def test_the_first_schema_is_free_but_must_be_one() -> None:
-    check_successor(ONLY_X, [], S.FULL)
+    run_parts(successor_parts(ONLY_X, [], S.FULL))
     with pytest.raises(IncompatibleSchema, match="not an Avro definition"):
-        check_successor(SchemaDefinition(SchemaType.JSON, b"{}"), [], S.FULL)
+        run_parts(successor_parts(SchemaDefinition(SchemaType.JSON, b"{}"), [], S.FULL))
     with pytest.raises(IncompatibleSchema, match="not an Avro definition"):
-        check_successor(SchemaDefinition(SchemaType.AVRO, b"\xff\x00"), [], S.ALWAYS_COMPATIBLE)
+        run_parts(
+            successor_parts(SchemaDefinition(SchemaType.AVRO, b"\xff\x00"), [], S.ALWAYS_COMPATIBLE)
+        )
 
 
 def test_a_reader_needs_only_to_read() -> None:
-    check_reader(ONLY_X, [WITH_Y], S.FULL)
+    run_parts(reader_parts(ONLY_X, [WITH_Y], S.FULL))
     with pytest.raises(IncompatibleSchema, match="consumer's schema"):
-        check_reader(WITH_Y, [ONLY_X], S.FULL)
-    check_reader(WITH_Y, [ONLY_X], S.ALWAYS_COMPATIBLE)
+        run_parts(reader_parts(WITH_Y, [ONLY_X], S.FULL))
+    run_parts(reader_parts(WITH_Y, [ONLY_X], S.ALWAYS_COMPATIBLE))
 
 
 def test_a_record_may_change_its_name() -> None:
@@ -93,5 +96,5 @@ def test_a_record_may_change_its_name() -> None:
         SchemaType.JSON,
         json.dumps({"type": "record", "name": "Other", "namespace": "n", "fields": [X]}).encode(),
     )
-    check_successor(renamed, [ONLY_X], S.FULL_TRANSITIVE)
-    check_reader(renamed, [ONLY_X], S.FULL)
+    run_parts(successor_parts(renamed, [ONLY_X], S.FULL_TRANSITIVE))
+    run_parts(reader_parts(renamed, [ONLY_X], S.FULL))

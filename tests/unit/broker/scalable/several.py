@@ -1,4 +1,4 @@
-"""Clients of a scalable topic over several brokers, which behave as the stock client does.
+"""Clients of a scalable topic over several brokers, which behave as the official client does.
 
 They look everything up, one connection for each broker, and come back when a connection or consumer
 is closed.  A `Writer` sends numbers under each key, one after another; an `OrderedReader` registers
@@ -177,7 +177,7 @@ class Writer(Watcher):
             self._tasks.append(asyncio.create_task(self._close(self._producers.pop(gone))))
 
     async def _close(self, opening: asyncio.Task[RawProducer]) -> None:
-        """As the stock client: what is on its way is answered first."""
+        """As the official client: what is on its way is answered first."""
         with contextlib.suppress(*LOST):
             producer = await opening
             while producer.pending:
@@ -240,7 +240,7 @@ class OrderedReader(User):
                 self.attached.add(name)
                 await self._read(consumer)
             except asyncio.CancelledError:
-                # What is on its way is closed when it is there, as the stock client does.
+                # What is on its way is closed when it is there, as the official client does.
                 with contextlib.suppress(*LOST):
                     await (await opening).close()
                 raise

@@ -239,7 +239,7 @@ async def test_a_restart_restores_the_registered(world: World) -> None:
     await node.stop()
 
 
-async def test_a_restart_evicts_who_does_not_come_back(world: World) -> None:
+async def test_a_restart_evicts_consumers_that_do_not_reconnect(world: World) -> None:
     node = await Node(world).start()
     await node.scalable.create(TOPIC, segments=2, properties={})
     await node.peer().register("a")
@@ -287,7 +287,7 @@ async def test_a_parent_loaded_with_a_backlog_comes_first_again(topic: Node) -> 
     assert peer.assignments() == [(consumer_id, [0, 1, 2, 3])]
 
 
-async def test_an_empty_parent_holds_nobody_up(topic: Node) -> None:
+async def test_an_empty_parent_delays_no_consumer(topic: Node) -> None:
     peer = topic.peer()
     _consumer_id, _ = await peer.register("a")
     await topic.scalable.split(TOPIC, 0)
@@ -400,7 +400,7 @@ async def test_consumer_that_attaches_no_segment_is_replaced(
     await until_registered(topic, "b")
 
 
-async def test_a_consumer_that_missed_a_new_segment_is_told_again(
+async def test_an_assignment_with_a_new_segment_is_sent_again_if_missed(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
@@ -422,7 +422,7 @@ async def test_a_consumer_that_missed_a_new_segment_is_told_again(
     assert second.assignments() == [], "it has what it was told"
 
 
-async def test_a_consumer_that_missed_that_a_segment_was_taken_is_told_again(
+async def test_an_assignment_without_a_segment_is_sent_again_if_missed(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)
@@ -454,7 +454,7 @@ async def test_a_segment_whose_subscribe_failed_is_taken_out_and_given_anew(
     await until(is_given_anew)
 
 
-async def test_a_consumer_that_was_never_seen_makes_room_sooner(
+async def test_a_consumer_that_never_attached_loses_its_segments_sooner(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "FIRST_TAKE_UP_WAIT_S", 0)
@@ -491,7 +491,7 @@ async def test_only_a_segment_that_was_missing_all_the_time_is_given_anew(
     assert all({4, 5} <= set(ids) for _, ids in told), "its subscribe may be under way"
 
 
-async def test_a_reader_is_not_told_again_of_a_sealed_segment_that_it_has_read(
+async def test_a_finished_sealed_segment_is_not_assigned_again(
     topic: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_bound(monkeypatch, "ASSIGNMENT_REPEAT_S", 0.01)

@@ -277,8 +277,8 @@ async def test_a_seal_that_fails_when_a_lead_is_taken_is_tried_again_soon(
     with capture_logs() as logs:
         await take_lead(a)
         await until_awaited(lambda: nothing_is_noted(cluster))
-    events = [one["event"] for one in logs if one["event"].startswith("step_")]
-    assert events == ["step_not_recovered", "step_recovered"]
+    events = [one["event"] for one in logs if one["event"].startswith("layout_step_")]
+    assert events == ["layout_step_not_recovered", "layout_step_recovered"]
 
 
 async def test_order_and_everything_through_all_that_can_happen(cluster: Cluster) -> None:

@@ -238,7 +238,7 @@ def test_shares_are_even_for_any_number_of_consumers(segments: int, consumers: i
 
 
 class Client:
-    """A stream consumer as the stock client is: obeys its assignments in order, some time later.
+    """A stream consumer as the official client is: obeys its assignments in order, some time later.
 
     It may miss some.  What it differs in from its assignment is told again.
     """

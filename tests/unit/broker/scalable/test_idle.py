@@ -57,7 +57,7 @@ async def test_watched_topics_stay_and_hear_of_changes(node: Node) -> None:
     assert [each.dag.epoch for each in peer.layouts()] == [0, 1]
 
 
-async def test_controllers_stay_while_somebody_is_registered(node: Node) -> None:
+async def test_controllers_stay_while_a_consumer_is_registered(node: Node) -> None:
     looks = Looks(node)
     await node.scalable.create(TOPIC, segments=1, properties={})
     peer = node.peer()
@@ -87,7 +87,7 @@ async def test_topic_object_still_in_use_is_the_one_found_again(node: Node) -> N
     await until(lambda: not held.work.busy)
 
 
-async def test_a_deleted_topic_is_not_found_by_who_holds_it(node: Node) -> None:
+async def test_a_deleted_topic_is_not_found_by_its_holders(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     held = await node.scalable._topics.get(TOPIC)
     await node.scalable.delete(TOPIC, force=False)

@@ -35,7 +35,7 @@ async def leftovers(world: World) -> list[str]:
     return found
 
 
-async def test_a_topic_is_what_was_asked_for(node: Node) -> None:
+async def test_a_created_topic_has_the_requested_layout(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=3, properties={"team": "a"})
     record = await node.scalable.get(TOPIC)
     assert len(record.layout.active) == 3

@@ -359,7 +359,7 @@ class Fails(Heard):
 @pytest.mark.parametrize(
     "message", [snapshot(everything("a", "b")), said("segment", **everything("a", "b"))]
 )
-def test_a_defect_here_is_none_of_the_owners_and_hides_nobody(
+def test_a_failing_listener_hides_no_report_of_the_owner(
     at: str, message: dict[str, object]
 ) -> None:
     heard = Fails(at)
@@ -406,7 +406,7 @@ def test_consumer_that_left_during_a_failure_is_detached_by_the_next_snapshot(
     assert heard.taken() == [("changed", 0)]
 
 
-def test_a_defect_hides_nobody_else_who_went_with_a_broker() -> None:
+def test_a_failing_listener_does_not_hide_other_lost_consumers() -> None:
     other = parse_topic_name("topic://public/default/other")
     heard = Fails("detached")
     mirrors = Mirrors(heard)

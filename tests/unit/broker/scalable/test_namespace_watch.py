@@ -118,7 +118,7 @@ async def test_a_namespace_that_is_not_there_is_an_error(node: Node, namespace: 
     assert not peer.closing
 
 
-async def test_a_closed_watch_hears_nothing(node: Node) -> None:
+async def test_a_closed_watch_gets_no_events(node: Node) -> None:
     peer, other = node.peer(), node.peer()
     watch_id = watch(peer)
     watch(other)

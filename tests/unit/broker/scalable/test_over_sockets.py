@@ -167,7 +167,7 @@ async def test_a_namespace_is_watched(broker: Broker) -> None:
 
 
 async def test_splits_under_load_lose_nothing(broker: Broker) -> None:
-    """Producers that follow the layout as the stock client does; one consumer of everything."""
+    """Producers that follow the layout as the official client does; one consumer of everything."""
     client = await client_of(broker)
     session, first = await client.watch_dag(NAME)
     dag = first.dag

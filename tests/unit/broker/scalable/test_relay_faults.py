@@ -339,7 +339,7 @@ async def test_controller_that_ends_while_it_loads_leaves_no_timers(
     assert not unfinished.groups
 
 
-async def test_the_controller_of_a_lead_that_flapped_is_handed_to_nobody(
+async def test_a_controller_of_a_lost_lead_is_not_handed_out(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (only,) = await brokers(cluster, 1)

@@ -1,12 +1,12 @@
 """What another broker is asked about a segment: typed requests, and errors that cross."""
 
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import ClassVar, TypeVar, cast
 
 import pytest
 
 from broker.placement import BrokerAddress
+from broker.placement.owner_requests import OwnerFailed
 from broker.placement.peer_failed import PeerFailed
 from broker.placement.typed_request import (
     MalformedRequest,
@@ -33,13 +33,12 @@ from broker.scalable.segment_requests import (
     ViewSegment,
 )
 from broker.scalable.segment_view import SegmentView, SubscriptionView
-from broker.scalable.segments import SegmentAway, SegmentCallFailed, Segments
-from broker.topics.dispatch.errors import ConsumerBusy
-from broker.topics.topic import SubscriptionNotFound, TopicNotFound
-from config.bounds import SEGMENT_CALL_S, SEGMENT_OWNER_HOPS, SEGMENT_OWNER_TRIES
+from broker.scalable.segments import Segments
+from broker.topics.topic import SubscriptionNotFound
+from config.bounds import OWNER_REQUEST_S
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.names import SegmentName
-from magnetar.protocol.server_error import MagnetarError, ServerError
+from magnetar.protocol.server_error import ServerError
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster
 from tests.unit.broker.scalable.node import TOPIC
@@ -94,7 +93,7 @@ class Elsewhere:
     async def ask(
         self, _owner: BrokerAddress, request: Request[object, A], *, timeout_s: float
     ) -> A:
-        assert timeout_s == SEGMENT_CALL_S
+        assert timeout_s == OWNER_REQUEST_S
         self.calls.append((request.KIND, request.to_json()))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -140,7 +139,7 @@ async def test_answer_arrives_as_it_was_given(
 
 @pytest.mark.parametrize("answer", [None, [], {"sealed": True}, "text"])
 async def test_malformed_answer_is_the_owners_failure(answer: object) -> None:
-    with pytest.raises(SegmentCallFailed, match=r"answer to segment\.view is malformed"):
+    with pytest.raises(OwnerFailed, match=r"answer to segment\.view is malformed"):
         await Elsewhere(answer).segments().ask(ViewSegment(WHOLE))
 
 
@@ -178,57 +177,10 @@ async def test_position_of_one_broker_is_refused_and_nobody_is_asked() -> None:
     assert elsewhere.calls == []
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "asked"),
-    [
-        (ServerError.TOPIC_NOT_FOUND, TopicNotFound, 1),
-        (ServerError.SUBSCRIPTION_NOT_FOUND, SubscriptionNotFound, 1),
-        (ServerError.CONSUMER_BUSY, ConsumerBusy, 1),
-        (ServerError.METADATA_ERROR, SegmentCallFailed, 1),
-        (99, SegmentCallFailed, 1),
-        (ServerError.SERVICE_NOT_READY, SegmentAway, 6),
-        (None, SegmentAway, 6),
-    ],
-)
-async def test_owners_error_is_raised_here_or_the_owner_is_asked_again(
-    code: object, error: type[MagnetarError], asked: int
-) -> None:
-    elsewhere = Elsewhere(PeerFailed("The test refuses.", HTTPStatus.CONFLICT, code))
-    with pytest.raises(error, match="The test refuses"):
-        await elsewhere.segments().ask(SealSegment(WHOLE))
-    assert len(elsewhere.calls) == asked
-
-
-class AskedInTurn(Elsewhere):
-    """Brokers of which each names the next one as the owner, until one answers."""
-
-    def __init__(self, *owners: str) -> None:
-        super().__init__()
-        self.owners = owners
-        self.asked: list[str] = []
-        self.brokers = {each: BrokerAddress("", broker_id=each) for each in ("b:2", *owners)}
-
-    async def ask(
-        self, owner: BrokerAddress, request: Request[object, A], *, timeout_s: float
-    ) -> A:
-        self.asked.append(owner.broker_id)
-        count = len(self.asked) - 1
-        if count < len(self.owners):
-            raise PeerFailed("Ask another.", HTTPStatus.CONFLICT, 6, owner_id=self.owners[count])
-        return await super().ask(owner, request, timeout_s=timeout_s)
-
-
-async def test_owner_that_another_broker_names_is_asked_at_once() -> None:
-    brokers = AskedInTurn("c:3", "d:4")
-    await brokers.segments().ask(SealSegment(WHOLE))
-    assert brokers.asked == ["b:2", "c:3", "d:4"]
-
-
-async def test_brokers_that_name_each_other_are_asked_a_bounded_number_of_times() -> None:
-    brokers = AskedInTurn(*["c:3", "b:2"] * 100)
-    with pytest.raises(SegmentAway, match="take each other for the owner"):
-        await brokers.segments().ask(SealSegment(WHOLE))
-    assert len(brokers.asked) == SEGMENT_OWNER_TRIES * SEGMENT_OWNER_HOPS
+async def test_error_of_the_owner_is_raised_here() -> None:
+    failure = PeerFailed("The test refuses.", ServerError.SUBSCRIPTION_NOT_FOUND)
+    with pytest.raises(SubscriptionNotFound, match="The test refuses"):
+        await Elsewhere(failure).segments().ask(SealSegment(WHOLE))
 
 
 async def test_broker_that_does_not_own_the_segment_names_the_owner(cluster: Cluster) -> None:

@@ -136,7 +136,7 @@ async def test_statistics(topic: Node) -> None:
     await producer.close()
 
 
-async def test_statistics_of_a_topic_nobody_uses(node: Node) -> None:
+async def test_statistics_of_an_unused_topic(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     stats = await node.scalable.stats(TOPIC)
     assert stats["subscriptions"] == {}

@@ -103,7 +103,7 @@ async def test_layout_has_sealed_segments_with_parents_and_children(topic: Node)
     assert sorted(b.segment_id for b in dag.segment_brokers) == [1, 2, 3]
 
 
-async def test_a_closed_session_hears_nothing(topic: Node) -> None:
+async def test_a_closed_session_gets_no_events(topic: Node) -> None:
     peer, gone = topic.peer(), topic.peer()
     session_id = await peer.watch()
     await gone.watch()

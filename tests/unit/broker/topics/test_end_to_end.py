@@ -352,7 +352,7 @@ async def test_unloading_sends_consumers_away_and_loses_nothing(broker: Broker) 
     assert await take(consumer, 3) == [0, 2, 3]
 
 
-async def test_a_peer_that_does_not_read_holds_up_nobody_else(broker: Broker) -> None:
+async def test_a_client_that_does_not_read_delays_no_other(broker: Broker) -> None:
     stuck_client, client = await client_of(broker), await client_of(broker)
     stuck = await stuck_client.subscribe(TOPIC, "stuck", options(SHARED), permits=10_000)
     mate = await client.subscribe(TOPIC, "stuck", options(SHARED), permits=10_000)

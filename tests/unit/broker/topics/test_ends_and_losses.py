@@ -270,7 +270,7 @@ async def stalled_peers(broker: Broker, count: int) -> list[Reads]:
     return peers
 
 
-async def test_a_peer_that_reads_nothing_holds_up_nobody(
+async def test_a_client_that_reads_nothing_delays_no_other(
     broker: Broker, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond what may wait for peers, it gets nothing more until it has read what it got."""

@@ -377,7 +377,7 @@ async def test_sealing_waits_for_producers_and_refuses_new_ones(
 async def test_sends_behind_the_close_of_a_sealing_segment_are_taken(
     broker: Broker, connect: Connect
 ) -> None:
-    """The stock client's close overtakes what it has queued; order holds only if that counts."""
+    """The official client's close overtakes what it has queued; order holds only if that counts."""
     await make_segment(broker)
     client = await connect()
     producer = await client.create_producer(SEGMENT)

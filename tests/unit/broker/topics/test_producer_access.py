@@ -21,7 +21,7 @@ def test_shared_producers_share() -> None:
     assert access.epoch is None
 
 
-def test_exclusive_keeps_everybody_out_and_raises_the_epoch() -> None:
+def test_exclusive_access_refuses_others_and_raises_the_epoch() -> None:
     access = ProducerAccess(3)
     assert access.admit("a", EXCLUSIVE, None) is Admission.ADMITTED
     assert access.epoch == 4
@@ -68,7 +68,7 @@ def test_waiting_alone_is_not_waiting() -> None:
     assert access.epoch == 0
 
 
-def test_fencing_puts_everybody_out() -> None:
+def test_exclusive_with_fencing_closes_all_other_producers() -> None:
     access = ProducerAccess(None)
     access.admit("a", EXCLUSIVE, None)
     access.admit("b", WAIT, None)

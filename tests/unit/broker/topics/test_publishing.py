@@ -249,7 +249,7 @@ def test_a_run_ends_at_anything_else(other: Frame | Send) -> None:
     assert len(bench.ledger.waiting) == 2
 
 
-async def test_a_receipt_that_fails_keeps_nobody_from_theirs() -> None:
+async def test_a_failed_receipt_does_not_stop_the_others() -> None:
     bench = Bench()
     (_, broken), (peer, producer) = bench.producer(), bench.producer()
     failures: list[object] = []

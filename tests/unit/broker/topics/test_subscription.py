@@ -81,7 +81,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     assert subscription.consumers == ()
 
 
-async def test_closing_tells_those_who_wait() -> None:
+async def test_closing_fails_waiting_calls() -> None:
     topic = FakeTopic(SEGMENT)
     subscription = topic.subscription()
     _, peer = await attach(subscription, EXCLUSIVE, "a")

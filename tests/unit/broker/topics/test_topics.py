@@ -126,7 +126,7 @@ async def test_concurrent_requests_share_one_load(broker: Broker) -> None:
     assert len(set(map(id, loaded))) == 1
 
 
-async def test_one_who_may_create_does_not_fail_with_one_who_may_not(broker: Broker) -> None:
+async def test_a_caller_that_may_create_succeeds_beside_one_that_may_not(broker: Broker) -> None:
     name = name_of(TOPIC)
     refused, made = await asyncio.gather(
         broker.topics.get(name, create=False),
@@ -137,7 +137,7 @@ async def test_one_who_may_create_does_not_fail_with_one_who_may_not(broker: Bro
     assert not isinstance(made, BaseException)
 
 
-async def test_a_load_goes_on_without_the_one_who_asked(broker: Broker) -> None:
+async def test_a_load_continues_when_its_caller_is_cancelled(broker: Broker) -> None:
     name = name_of(TOPIC)
     asked = asyncio.create_task(broker.topics.get(name, create=True))
     await asyncio.sleep(0)
@@ -197,7 +197,7 @@ async def test_unloading_keeps_everything(broker: Broker, connect: Connect) -> N
     assert again.subscriptions["s"].cursor.properties == {"k": "v"}
 
 
-async def test_deleting_needs_force_while_somebody_is_there(
+async def test_deleting_needs_force_while_clients_are_connected(
     broker: Broker, connect: Connect
 ) -> None:
     client = await connect()
@@ -318,7 +318,7 @@ async def test_lists_say_whether_anything_changed(broker: Broker, connect: Conne
     assert not again.topics
 
 
-async def test_a_watch_tells_what_comes_and_goes(broker: Broker, connect: Connect) -> None:
+async def test_a_watch_gets_created_and_deleted_topics(broker: Broker, connect: Connect) -> None:
     client = await connect()
     first = "persistent://public/default/a-1"
     await client.create_producer(first)
@@ -362,7 +362,7 @@ async def test_a_watch_with_a_bad_pattern_is_refused(broker: Broker, connect: Co
 async def test_a_name_too_long_to_be_stored_is_refused_for_good(
     connect: Callable[[], Awaitable[RawClient]],
 ) -> None:
-    """With a code that the stock client does not try again."""
+    """With a code that the official client does not try again."""
     client = await connect()
     assert await code_of(client.subscribe(TOPIC, "s" * 5000)) == "NotAllowedError"
     await client.subscribe(TOPIC, "s" * 500)

@@ -256,7 +256,7 @@ async def test_an_odd_name_is_a_key_like_any(site: Site) -> None:
     await raw.wait(raw.closed)
 
 
-async def test_epochs_that_nobody_was_given_are_refused(connect: Connect) -> None:
+async def test_epochs_that_were_never_assigned_are_refused(connect: Connect) -> None:
     raw, other_raw = await connect(), await connect()
     for epoch in WRONG_EPOCHS:
         client, other = (KeyClient(each, f"at {epoch}") for each in (raw, other_raw))

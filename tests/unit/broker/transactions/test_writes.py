@@ -277,7 +277,7 @@ async def test_transactions_switched_off_refuse_a_send_and_hide_what_is_open(
         assert topic.max_read_position() < topic.ledger.last_confirmed
 
 
-async def test_a_topic_whose_ownership_was_lost_is_given_up_and_loaded_anew(
+async def test_a_topic_is_closed_and_loaded_again_after_its_ownership_was_lost(
     broker: Broker, txn_client: TransactionClient
 ) -> None:
     producer = await txn_client.raw.create_producer(TOPIC)

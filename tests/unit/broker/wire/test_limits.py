@@ -39,7 +39,7 @@ def test_a_publisher_is_held_until_half_of_its_bytes_are_durable() -> None:
     assert not one.paused
 
 
-def test_above_the_bound_of_all_nobody_publishes_until_half_is_durable() -> None:
+def test_above_the_total_bound_publishing_stops_until_half_is_durable() -> None:
     limits = PublishLimits(connection_bytes=1000, total_bytes=100)
     one, other = Peer(), Peer()
     limits.started(one, 90)

@@ -38,7 +38,7 @@ def test_a_second_bill_is_doubled() -> None:
     assert (audit.lost, audit.doubled, audit.out_of_order, audit.is_whole) == (0, 1, 0, False)
 
 
-def test_a_bill_that_nobody_ordered_makes_up_for_no_other() -> None:
+def test_a_bill_without_order_does_not_replace_a_missing_one() -> None:
     audit = ordered("a")
     audit.bill("b", 0)
     assert (audit.lost, audit.doubled, audit.is_whole) == (1, 1, False)

@@ -122,7 +122,7 @@ async def test_a_failure_ends_all_that_wait() -> None:
 
 
 @pytest.mark.parametrize(("limit", "size"), [(2, 10_000), (10, 2 * (MESSAGE_OVERHEAD_BYTES + 1))])
-async def test_it_is_full_by_messages_or_bytes_and_tells_once_of_room(
+async def test_queue_is_full_by_messages_or_bytes_and_reports_space_once(
     limit: int, size: int
 ) -> None:
     inbox: Inbox[Segment] = Inbox(limit, size)
@@ -243,7 +243,7 @@ async def test_messages_come_in_order_to_one_call_each() -> None:
     assert [message.value for message in await asyncio.gather(*waiting)] == ["a", "b", "c"]
 
 
-async def test_a_batch_is_what_is_there() -> None:
+async def test_receive_batch_returns_the_messages_at_hand() -> None:
     consumer = Consumer()
     consumer.arrive("a", "b", "c")
     assert [each.value for each in await consumer.receive_batch(2)] == ["a", "b"]

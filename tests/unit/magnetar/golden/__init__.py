@@ -1,4 +1,4 @@
-"""What the stock Java client wrote: `python -m tests.interop.golden` makes the files again.
+"""What the official Java client wrote: `python -m tests.interop.golden` makes the files again.
 
 `schemas`: what each schema registers, and bytes of values.  `entries`: what was sent, whole, with
 its metadata and values (`{"times": n, "of": b}` is `b` n times).  `message_ids`, `checkpoints`:

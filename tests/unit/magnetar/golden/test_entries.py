@@ -1,4 +1,4 @@
-"""Entries that the stock Java client sent, unpacked to the messages that it was told to send."""
+"""Entries that the official Java client sent, unpacked to the messages that it was told to send."""
 
 from base64 import b64decode
 from itertools import groupby

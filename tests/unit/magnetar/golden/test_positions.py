@@ -1,4 +1,4 @@
-"""Message ids and checkpoints of the stock Java client, read as it does, written as it did."""
+"""Message ids and checkpoints of the official Java client, read as it does, written as it did."""
 
 from base64 import b64decode
 from collections.abc import Mapping

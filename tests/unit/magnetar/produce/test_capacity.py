@@ -60,7 +60,7 @@ async def test_bytes_are_a_limit_that_one_message_may_pass() -> None:
     assert not capacity.is_full
 
 
-async def test_a_place_of_who_gave_up_goes_to_the_next() -> None:
+async def test_capacity_of_a_cancelled_waiter_goes_to_the_next() -> None:
     capacity, order = Capacity(1, 1000), list[str]()
     capacity.take(10)
     tasks = await started(capacity, "abc", order)

@@ -129,7 +129,7 @@ def test_messages_of_a_split_do_not_strand() -> None:
     assert len(router.held) == 2
 
 
-def test_messages_without_key_go_in_turn_a_run_at_a_time_and_never_to_who_does_not_take() -> None:
+def test_messages_without_key_rotate_and_skip_segments_that_do_not_take() -> None:
     router = SegmentRouter(HALVES, turn=1, run=2)
     assert [placed_at(router, outgoing()) for _ in range(6)] == [2, 2, 1, 1, 2, 2]
     router.ended(2)

@@ -38,7 +38,7 @@ def test_a_move_is_made_if_it_is_listed_and_is_a_defect_otherwise(now: Door, to:
             table().move(now, to, "The door")
 
 
-def test_a_defect_names_who_it_was_and_both_states() -> None:
+def test_an_invalid_move_names_its_owner_and_both_states() -> None:
     with pytest.raises(Broken) as caught:
         table().move(Door.NAILED_UP, Door.OPEN, "The door {} of {}", "{3}", "the house")
     assert str(caught.value) == (

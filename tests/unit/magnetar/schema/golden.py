@@ -1,4 +1,4 @@
-"""What the stock Java client 5.0.0-M1 made of the same types and values, byte for byte."""
+"""What the official Java client 5.0.0-M1 made of the same types and values, byte for byte."""
 
 import json
 from pathlib import Path

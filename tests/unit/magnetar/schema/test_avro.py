@@ -1,4 +1,4 @@
-"""Avro: bytes of the stock Java client, and schemas that change."""
+"""Avro: bytes of the official Java client, and schemas that change."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""JSON: definitions and payloads beside those of the stock Java client."""
+"""JSON: definitions and payloads beside those of the official Java client."""
 
 import dataclasses
 import decimal

@@ -1,4 +1,4 @@
-"""Single values: the bytes are the stock Java client's."""
+"""Single values: the bytes are the official Java client's."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Protobuf: what brokers are told is the stock Java client's, byte for byte."""
+"""Protobuf: what brokers are told is the official Java client's, byte for byte."""
 
 import base64
 import json

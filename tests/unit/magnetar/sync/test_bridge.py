@@ -202,7 +202,7 @@ def test_a_child_that_ends_leaves_the_parents_bridge_alone() -> None:
     assert outcome(UNCLOSED + forked) == ("made\nended in True\n", "")
 
 
-def test_a_bridge_that_nobody_has_any_more_ends() -> None:
+def test_an_unreferenced_bridge_ends() -> None:
     forgotten = "del bridge\nprint('forgotten', flush=True)\n"
     assert outcome(UNCLOSED + forgotten) == ("made\nended in True\nforgotten\n", "")
 

@@ -174,7 +174,7 @@ def test_an_error_comes_by_the_future(make: Make, bridge: Bridge) -> None:
     producer.flush()
 
 
-def test_flush_raises_the_first_error_that_nobody_looked_at(make: Make, bridge: Bridge) -> None:
+def test_flush_raises_the_first_unread_error(make: Make, bridge: Bridge) -> None:
     producer, core = make()
     seen = producer.send_nowait(b"0")
     for value in (b"1", b"2"):

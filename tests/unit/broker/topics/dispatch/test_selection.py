@@ -109,7 +109,7 @@ def test_auto_split_owns_every_hash_and_moves_only_the_leavers(members: list[str
 
 @settings(deadline=None)
 @given(names)
-def test_auto_split_depends_on_who_is_there_not_on_who_came_first(members: list[str]) -> None:
+def test_auto_split_depends_on_the_consumers_not_on_their_order(members: list[str]) -> None:
     one: AutoSplit[Candidate] = AutoSplit()
     other: AutoSplit[Candidate] = AutoSplit()
     for name in members:
@@ -146,7 +146,7 @@ ranges = st.lists(st.integers(0, 65535), min_size=2, max_size=12, unique=True).m
 
 @settings(deadline=None)
 @given(ranges, st.integers(0, 65535))
-def test_sticky_owner_is_who_asked_for_the_range(
+def test_sticky_owner_is_the_consumer_of_the_range(
     parts: list[tuple[int, int]], key_hash: int
 ) -> None:
     sticky: StickyRanges[Candidate] = StickyRanges()

@@ -14,6 +14,7 @@ from storage.ledger.local.ledger_records import (
     encode_record,
     ledger_id_of,
     ledger_path,
+    summarize_record,
 )
 from storage.ledger.store import LedgerAssertion, LedgerError
 from storage.metadata.store import VersionConflict
@@ -41,7 +42,16 @@ def test_every_id_comes_back(ledger_id: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/ledgers/idgen", "/ledgers/00", "/ledgers/00/0000", "/ledgers/L0001", "/ledgers/a/L1"]
+    "path",
+    [
+        "/ledgers/idgen",
+        "/ledgers/00",
+        "/ledgers/00/0000",
+        "/ledgers/L0001",
+        "/ledgers/a/L1",
+        "/ledgers/21/4748/L3647",
+        "/ledgers/000/0000/0021/4748/L3646",
+    ],
 )
 def test_other_keys_are_no_ledgers(path: str) -> None:
     assert ledger_id_of(path) is None
@@ -65,11 +75,43 @@ def test_records_come_back(record: LedgerRecord) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"{", b"[]", b"{}", b"\xff", b'{"state":"ODD","lastEntryId":0,"length":0,"ctime":0}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"{}{}",
+        b"\xff",
+        b'{"state":"ODD","lastEntryId":0,"length":0,"ctime":0}',
+    ],
 )
 def test_a_record_that_cannot_be_understood(value: bytes) -> None:
     with pytest.raises(LedgerError, match="record of ledger 7"):
         decode_record(value, 7)
+    with pytest.raises(LedgerError, match="record of ledger 7"):
+        summarize_record(value, 7)
+
+
+@given(RECORDS)
+def test_summary_has_state_and_end_of_the_record(record: LedgerRecord) -> None:
+    found = summarize_record(encode_record(record), 1)
+    assert found.is_closed == (record.state is LedgerState.CLOSED)
+    assert found.last_entry_id == record.last_entry_id
+
+
+@pytest.mark.parametrize(
+    ("custom", "stream"),
+    [
+        ({"pulsar/managed-ledger": b"public/default/persistent/t"}, "public/default/persistent/t"),
+        ({}, ""),
+        ({"component": b"health"}, None),
+    ],
+)
+def test_summary_names_the_topic_of_a_ledger_that_is_read(
+    custom: dict[str, bytes], stream: str | None
+) -> None:
+    record = LedgerRecord(LedgerState.OPEN, 1, custom=custom)
+    assert summarize_record(encode_record(record), 1).stream == stream
 
 
 def test_states_move_only_forward() -> None:

@@ -229,6 +229,7 @@ async def test_a_source_that_does_not_verify_is_left_alone() -> None:
     disk.directory[hurt].written[at] ^= 1
     assert (await store.reclaim()).merged
     assert hurt in disk.files
+    assert store.damage.ledgers[int(small.ledger_id)].missing == ((1, 1),)
     for number in range(8):
         if number == 1:
             with pytest.raises(CorruptEntry):

@@ -1,0 +1,247 @@
+"""Typed requests about topics to the brokers that serve them, and their table.
+
+Requests of this broker, of other brokers, and of operators over REST are of these types.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, TypeVar
+
+import structlog
+
+from broker.placement.owner_requests import OwnedRequest
+from broker.placement.typed_request import Request
+from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.dispatch.start_position import first_published_since
+from broker.topics.local_topics import LocalTopics, require_no_clients
+from broker.topics.producer_access import ProducerBusy
+from broker.topics.seek_target import SeekTarget
+from broker.topics.subscription import Subscription
+from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound
+from broker.topics.topic_stats import topic_stats
+from magnetar.protocol.ids import Position
+from magnetar.protocol.names import TopicName
+from magnetar.protocol.server_error import MagnetarError, ServerError
+
+A_co = TypeVar("A_co", covariant=True)
+log = structlog.get_logger(__name__)
+
+OWNER_ERRORS: Mapping[ServerError, type[MagnetarError]] = MappingProxyType(
+    {each.code: each for each in (TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerBusy)}
+)
+"""Errors of an owner that are the same errors at the broker that asked, by their code."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTopic(Request[LocalTopics, None]):
+    """Load a topic or segment, unless another broker owns it already.
+
+    It is sent to the broker that is to own the topic, which no other broker owns then.
+    """
+
+    KIND: ClassVar[str] = "topic.load"
+    topic: TopicName
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `LocalTopics.open`."""
+        await topics.open(self.topic)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRequest(OwnedRequest[LocalTopics, A_co]):
+    """A request to the owner of a topic.
+
+    Unless it says otherwise the owner loads the topic if need be; then a topic that does not exist
+    raises `TopicNotFound`.
+    """
+
+    topic: TopicName
+
+    @property
+    def owned(self) -> TopicName:
+        """See `OwnedRequest`."""
+        return self.topic
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadTopic(TopicRequest[None]):
+    """Close a topic or segment if the broker owns it, for `destination` (a broker id) to load."""
+
+    KIND: ClassVar[str] = "topic.unload"
+    destination: str | None = None
+
+    async def run(self, topics: LocalTopics) -> None:
+        """Close it, and then have the destination load it."""
+        placement = topics.placement
+        if not placement.owns(self.topic):
+            return
+        await topics.unload(self.topic)
+        target = None if self.destination is None else placement.brokers.get(self.destination)
+        if target is None or target.broker_id == placement.broker_id:
+            return
+        try:
+            # Loaded at once, so that its clients find it there.
+            await placement.ask(target, LoadTopic(self.topic))
+        except MagnetarError as error:
+            # The next broker that is asked for the topic loads it.
+            log.info(
+                "topic_not_taken",
+                topic=str(self.topic),
+                broker=self.destination,
+                error=str(error),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic(TopicRequest[None]):
+    """Delete a persistent or scalable topic, which need not be loaded.
+
+    Raises `TopicNotFound`; unless forced, `ProducerBusy` or `ConsumerBusy` while it is used.
+    """
+
+    KIND: ClassVar[str] = "topic.delete"
+    force: bool
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `LocalTopics.delete`."""
+        await topics.delete(self.topic, force=self.force)
+
+
+@dataclass(frozen=True, slots=True)
+class RequireUnused(TopicRequest[None]):
+    """Raise `ProducerBusy` or `ConsumerBusy` if a topic is used.  One not loaded is not used."""
+
+    KIND: ClassVar[str] = "topic.require-unused"
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `require_no_clients`."""
+        topic = topics.loaded(self.topic)
+        if topic is not None:
+            require_no_clients(topic)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewTopicStats(TopicRequest[dict[str, object]]):
+    """Return TopicStats, as REST shows them."""
+
+    KIND: ClassVar[str] = "topic.stats"
+
+    async def run(self, topics: LocalTopics) -> dict[str, object]:
+        """See `topic_stats`."""
+        return await topic_stats(await topics.open(self.topic), topics.placement.broker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ListTopicSubscriptions(TopicRequest[list[str]]):
+    """Return the names of all subscriptions."""
+
+    KIND: ClassVar[str] = "topic.subscriptions"
+
+    async def run(self, topics: LocalTopics) -> list[str]:
+        """See `Topic.subscriptions`."""
+        return list((await topics.open(self.topic)).subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopicSubscription(TopicRequest[bool]):
+    """Make a durable subscription, and return whether there was none of that name.
+
+    It begins at the message of a `SeekTarget`.  Only EARLIEST and LATEST go to other brokers.
+    """
+
+    KIND: ClassVar[str] = "topic.create-subscription"
+    name: str
+    position: Position
+    properties: Mapping[str, str] = field(default_factory=dict)
+    batch_index: int = -1
+    excluded: bool = False
+
+    async def run(self, topics: LocalTopics) -> bool:
+        """Make it at the start of the target's entry, and then move it to the target."""
+        topic = await topics.open(self.topic)
+        if self.name in topic.subscriptions:
+            return False
+        target = SeekTarget(self.position, self.batch_index, self.excluded)
+        await topic.create_subscription(self.name, target.start, properties=self.properties)
+        if target.within_entry:
+            await target.seek(topic.subscriptions[self.name])
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopicSubscription(TopicRequest[None]):
+    """Delete a subscription.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless forced."""
+
+    KIND: ClassVar[str] = "topic.delete-subscription"
+    name: str
+    force: bool
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `Topic.unsubscribe`."""
+        await (await topics.open(self.topic)).unsubscribe(self.name, force=self.force)
+
+
+@dataclass(frozen=True, slots=True)
+class SeekTopicSubscription(TopicRequest[None]):
+    """Move a subscription to the message of a `SeekTarget`.  Raises `SubscriptionNotFound`.
+
+    Only EARLIEST and LATEST go to other brokers.
+    """
+
+    KIND: ClassVar[str] = "topic.seek"
+    name: str
+    position: Position
+    batch_index: int = -1
+    excluded: bool = False
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `SeekTarget.seek`."""
+        subscription = _subscription(await topics.open(self.topic), self.name)
+        await SeekTarget(self.position, self.batch_index, self.excluded).seek(subscription)
+
+
+@dataclass(frozen=True, slots=True)
+class SeekTopicSubscriptionToTime(TopicRequest[None]):
+    """Move a subscription to the first message published at or after a time.
+
+    Raises `SubscriptionNotFound`.
+    """
+
+    KIND: ClassVar[str] = "topic.seek-to-time"
+    name: str
+    timestamp_ms: int
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `first_published_since`."""
+        topic = await topics.open(self.topic)
+        subscription = _subscription(topic, self.name)
+        await subscription.seek(await first_published_since(topic.ledger, self.timestamp_ms))
+
+
+def _subscription(topic: Topic, name: str) -> Subscription:
+    found = topic.subscriptions.get(name)
+    if found is None:
+        raise SubscriptionNotFound(
+            f"{topic.name} has no subscription {name!r}: create it with PUT."
+        )
+    return found
+
+
+TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyType(
+    {
+        each.KIND: each
+        for each in (
+            LoadTopic,
+            UnloadTopic,
+            DeleteTopic,
+            RequireUnused,
+            ViewTopicStats,
+            ListTopicSubscriptions,
+            CreateTopicSubscription,
+            DeleteTopicSubscription,
+            SeekTopicSubscription,
+            SeekTopicSubscriptionToTime,
+        )
+    }
+)

@@ -1,0 +1,85 @@
+"""Statistics of one topic, under the member names that Pulsar's tools read."""
+
+from datetime import UTC, datetime
+
+from broker.topics.backlog_sizes import BacklogSize, backlog_sizes, earliest_of
+from broker.topics.consumer import Consumer
+from broker.topics.producer import Producer
+from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
+
+EARLIEST_OF_TOPIC = "earliestMsgPublishTimeInBacklogs"
+
+
+async def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
+    """TopicStats of a loaded topic; `owner` is the id of this broker."""
+    sizes = await backlog_sizes(topic)
+    earliest_ms = earliest_of(sizes)
+    return {
+        **topic.rates.as_members(incoming=True),
+        "backlogSize": max((each.size_bytes for each in sizes.values()), default=0),
+        **({} if earliest_ms is None else {EARLIEST_OF_TOPIC: earliest_ms}),
+        "msgInCounter": topic.messages_in_total,
+        "bytesInCounter": topic.bytes_in_total,
+        "msgOutCounter": topic.messages_out_total,
+        "bytesOutCounter": topic.bytes_out_total,
+        "storageSize": topic.ledger.total_size_bytes,
+        "publishers": [_publisher(producer) for producer in topic.producers.values()],
+        "subscriptions": {
+            name: _subscription(subscription, sizes.get(name))
+            for name, subscription in topic.subscriptions.items()
+        },
+        "ownerBroker": owner,
+    }
+
+
+def _since(timestamp_ms: int) -> str:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _publisher(producer: Producer) -> dict[str, object]:
+    return {
+        "producerName": producer.name,
+        "producerId": producer.producer_id,
+        "accessMode": producer.request.access_mode.name.title().replace("_", ""),
+        "address": producer.connection.remote,
+        "clientVersion": producer.connection.client_version,
+        "connectedSince": _since(producer.connected_ms),
+        "metadata": dict(producer.request.properties),
+        "msgInCounter": producer.messages_in,
+        "bytesInCounter": producer.bytes_in,
+    }
+
+
+def _subscription(subscription: Subscription, size: BacklogSize | None) -> dict[str, object]:
+    kind = subscription.type
+    active = subscription.active_consumer
+    return {
+        **subscription.rates.as_members(incoming=False),
+        **({} if size is None else size.as_members()),
+        "type": kind.label if kind is not None else "None",
+        "msgBacklog": subscription.backlog,
+        "msgBacklogNoDelayed": max(0, subscription.backlog - subscription.delayed),
+        "msgDelayed": subscription.delayed,
+        "unackedMessages": subscription.unacked,
+        "msgOutCounter": subscription.messages_out_total,
+        "bytesOutCounter": subscription.bytes_out_total,
+        "isDurable": subscription.durable,
+        "subscriptionProperties": dict(subscription.cursor.properties),
+        "activeConsumerName": active.name if active is not None else None,
+        "consumers": [_consumer(consumer) for consumer in subscription.consumers],
+    }
+
+
+def _consumer(consumer: Consumer) -> dict[str, object]:
+    return {
+        "consumerName": consumer.name,
+        "availablePermits": consumer.permits,
+        "unackedMessages": consumer.unacked,
+        "msgOutCounter": consumer.messages_out_total,
+        "bytesOutCounter": consumer.bytes_out_total,
+        "address": consumer.connection.remote,
+        "clientVersion": consumer.connection.client_version,
+        "connectedSince": _since(consumer.connected_ms),
+        "metadata": dict(consumer.metadata),
+    }

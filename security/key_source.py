@@ -71,7 +71,7 @@ def key_source(text: str, name: str, is_file: Callable[[Path], bool]) -> KeySour
 
 def _bare_source(text: str, name: str, is_file: Callable[[Path], bool]) -> KeySource:
     # Pulsar too looks for a file first, as paths are base64 by their characters.
-    if "\x00" not in text and is_file(Path(text)):
+    if is_file(Path(text)):
         return KeySource(f"{name} ({text})", path=Path(text))
     try:
         return KeySource(name, inline=_filled(_base64(text), name))

@@ -90,8 +90,9 @@ def test_file_that_is_no_path_is_none(tmp_path: Path) -> None:
     assert not is_file(Path("A" * 5000))
 
 
-def test_secret_is_written_for_its_owner_alone(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0o000, 0o277])
+def test_secret_is_written_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
         write_secret(tmp_path / "key", b"hush")
     finally:

@@ -365,6 +365,11 @@ def test_broken_json_is_refused(text: bytes) -> None:
     assert refusal(hmac_token(text, {"sub": "joe"}))
 
 
+def test_json_with_a_constant_of_python_is_refused() -> None:
+    for name in ("NaN", "Infinity", "-Infinity"):
+        assert refusal(hmac_token({"alg": "HS256"}, b'{"sub":"joe","x":%s}' % name.encode()))
+
+
 def test_header_that_names_two_algorithms_is_refused() -> None:
     assert refusal(hmac_token(b'{"alg":"HS256","alg":"HS256"}', {"sub": "joe"}))
 

@@ -38,12 +38,12 @@ class Admin:
         _option(
             "--tls-trust-file",
             "TLS_TRUST_FILE",
-            "PEM of the authorities that brokers are checked by",
+            "PEM of the authorities to trust for brokers",
         ),
     ] = None
     tls_certificate_file: Annotated[
         Path | None,
-        _option("--tls-certificate-file", "TLS_CERTIFICATE_FILE", "PEM of a certificate to show"),
+        _option("--tls-certificate-file", "TLS_CERTIFICATE_FILE", "PEM of our certificate"),
     ] = None
     tls_key_file: Annotated[
         Path | None, _option("--tls-key-file", "TLS_KEY_FILE", "PEM of its key")
@@ -61,7 +61,7 @@ class Admin:
         _option(
             "--tls-check-hostname/--no-tls-check-hostname",
             "TLS_CHECK_HOSTNAME",
-            "Without: also one of another name, for tests",
+            "Without: any name in the certificate is accepted, for tests",
         ),
     ] = True
 

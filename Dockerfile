@@ -20,7 +20,7 @@ COPY broker broker
 COPY magnetar magnetar
 COPY magnetar_broker magnetar_broker
 RUN python3 -m venv /opt/magnetar \
-    && /opt/magnetar/bin/pip install --quiet --no-cache-dir --disable-pip-version-check . ./magnetar_broker
+    && /opt/magnetar/bin/pip install --quiet --no-cache-dir --disable-pip-version-check . './magnetar_broker[cluster]'
 
 FROM python
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin magnetar \

@@ -1,6 +1,6 @@
-"""The roles of users, and the identities of peers.
+"""The roles of users, and the identities of peers.  Pure.
 
-Pure.  A role is compared byte for byte: there is no normalisation, no folding of case, and no
+A role is compared byte for byte: there is no normalisation, no folding of case, and no
 pattern.  So everything that could look like another role on a screen, in a record's path or in a
 list is refused where the role comes in.
 """

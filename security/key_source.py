@@ -1,6 +1,6 @@
-"""Sources of keys, as Pulsar's settings and tools take them.
+"""Sources of keys, as Pulsar's settings and tools take them.  Pure.
 
-Pure: files are read, and looked for, by what the caller gives.  A source is one of
+Files are found and read by functions of the caller.  A source is one of
 
 - `data:[TYPE];base64,BASE64`, or `data:,TEXT`: the key itself,
 - `file:///PATH`, or `file:PATH`: a file with the key,

@@ -77,9 +77,19 @@ def write_secret(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        _fsync_directory(path.parent)
     except OSError as error:
         path.unlink(missing_ok=True)  # A part of a key would pass for a key.
         raise _not_written(path, error) from error
+
+
+def _fsync_directory(directory: Path) -> None:
+    """Make the name of a new file durable: without it the file may be gone after a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _not_written(path: Path, error: OSError) -> InvalidSecret:

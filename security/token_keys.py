@@ -1,6 +1,6 @@
-"""Keys of tokens, and the algorithms that fit each.
+"""Keys of tokens, and the algorithms that fit each.  Pure.
 
-Pure.  The algorithm of a token is bound to the kind of the key, not to what the token says: a
+The algorithm of a token is bound to the kind of the key, not to what the token says: a
 secret is for HMAC alone, and a public key is never taken for a secret.
 """
 

@@ -37,11 +37,6 @@ class TokenProvider:
         return self._checker.check(credentials.data, self._now_s())
 
 
-def token_provider(settings: Settings) -> TokenProvider:
-    """The provider that the settings describe.  Raises `InvalidSecret`."""
-    return TokenProvider(load_token_keys(settings), token_rules(settings))
-
-
 def token_rules(settings: Settings) -> TokenRules:
     """The requirements of claims, of the settings."""
     return TokenRules(

@@ -1,7 +1,6 @@
-"""Tokens (JWT, RFC 7519) in the compact form of JWS (RFC 7515): read, verified, made.
+"""Tokens (JWT, RFC 7519) in the compact form of JWS (RFC 7515).  Pure.
 
-Pure; the time is given.  A token is read once, within bounds, and then tried with each key that
-fits its algorithm.  Rules:
+A token is read once, within bounds, and then tried with each key that fits its algorithm.  Rules:
 
 K1. The algorithm is one that fits the key (`token_keys`).  No key fits `none`, in any spelling.
 K2. A header that has `crit` is refused: it names what must be understood, and nothing is.
@@ -86,18 +85,8 @@ class TokenChecker:
 
 def parse_token(data: bytes) -> SignedToken:
     """Read a token; blanks and newlines around it do not count.  Raises `CredentialsRefused`."""
-    if len(data) > TOKEN_BYTES:
-        raise _refused(
-            f"The token is longer than {TOKEN_BYTES} bytes.", reason=Refusal.INVALID_AUTH_DATA
-        )
-    compact = data.strip(_BLANKS)
-    if not compact:
-        raise _refused("There is no token.", reason=Refusal.INVALID_AUTH_DATA)
-    found = _COMPACT.fullmatch(compact)
-    if found is None:
-        raise _refused("The token is not three parts of base64url with dots between them.")
-    head, payload, signature = (_base64url(part) for part in found.groups())
-    header = _json_object(head, "header")
+    parts = _split(data)
+    header = _json_object(_base64url(parts[1]), "header")
     if "crit" in header:  # K2
         raise _refused("The header has `crit`.")
     algorithm, key_id = header.get("alg"), header.get("kid")
@@ -107,10 +96,20 @@ def parse_token(data: bytes) -> SignedToken:
         header,
         str(algorithm),
         key_id if isinstance(key_id, str) else None,
-        payload,
-        compact[: found.end(2)],
-        signature,
+        _base64url(parts[2]),
+        parts.string[: parts.end(2)],
+        _base64url(parts[3]),
     )
+
+
+def decode_unverified(data: bytes) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """The header and claims of a token that may be forged, for people to read.
+
+    Raises `CredentialsRefused` if they cannot be read.
+    """
+    parts = _split(data)
+    header, claims = _base64url(parts[1]), _base64url(parts[2])
+    return _json_object(header, "header"), _json_object(claims, "claims")
 
 
 def verifies(token: SignedToken, keys: Iterable[VerificationKey]) -> bool:
@@ -222,6 +221,20 @@ def _time(claims: Mapping[str, object], name: str) -> float | None:
     if not 0 <= value <= _LATEST_S:
         raise _refused(f"The claim {name} is no time.")
     return float(value)
+
+
+def _split(data: bytes) -> re.Match[bytes]:
+    if len(data) > TOKEN_BYTES:
+        raise _refused(
+            f"The token is longer than {TOKEN_BYTES} bytes.", reason=Refusal.INVALID_AUTH_DATA
+        )
+    compact = data.strip(_BLANKS)
+    if not compact:
+        raise _refused("There is no token.", reason=Refusal.INVALID_AUTH_DATA)
+    found = _COMPACT.fullmatch(compact)
+    if found is None:
+        raise _refused("The token is not three parts of base64url with dots between them.")
+    return found
 
 
 def _base64url(part: bytes) -> bytes:

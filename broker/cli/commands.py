@@ -13,9 +13,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from broker.cli.failure import fail
 from broker.cli.ledgers import register_ledgers
 from broker.cli.rest_client import RestFailure, not_trusted, refusal
 from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
+from broker.cli.tokens import register_tokens
 from broker.cli.topics import register_topics
 from broker.cli.transactions import register_transactions
 from config.settings import Settings
@@ -31,12 +33,6 @@ HttpPortTls = Annotated[
     int | None, typer.Option(help="REST and metrics port with TLS, 8443 by custom [none]")
 ]
 HEALTH_TIMEOUT_S = 3
-
-
-def fail(message: object) -> typer.Exit:
-    """Print the message to standard error; raise the result to end with status 1."""
-    typer.echo(f"magnetar: {message}", err=True)
-    return typer.Exit(1)
 
 
 def _settings(config: Path | None, **overrides: object) -> Settings:
@@ -173,5 +169,6 @@ def register(app: typer.Typer) -> None:
     app.command("health")(health)
     app.command("backup")(backup)
     register_ledgers(app)
+    register_tokens(app)
     register_topics(app)
     register_transactions(app)

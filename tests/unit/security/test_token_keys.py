@@ -33,7 +33,7 @@ from security.token_keys import (
     secret_key,
     signing_secret,
 )
-from tests.unit.security.pulsar_tokens import PUBLIC_KEYS
+from tests.support.pulsar_tokens import PUBLIC_KEYS
 
 Private = (
     rsa.RSAPrivateKey

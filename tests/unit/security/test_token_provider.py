@@ -13,7 +13,7 @@ from security.new_keys import new_key_pair, new_secret
 from security.providers import Credentials, Provider
 from security.secret_files import write_secret
 from security.token_keys import TokenKeys, private_key, secret_key, signing_secret
-from security.token_provider import TokenProvider, load_token_keys, token_key_files, token_provider
+from security.token_provider import TokenProvider, load_token_keys, token_key_files, token_rules
 from security.tokens import TokenRules, create_token
 
 SECRET = new_secret()
@@ -34,7 +34,7 @@ async def test_keys_of_every_source_are_used_at_once(tmp_path: Path) -> None:
         "token_public_keys": [str(tmp_path / "public")],
     }
     settings = load_settings(None, overrides)
-    provider: Provider = token_provider(settings)
+    provider: Provider = TokenProvider(load_token_keys(settings), token_rules(settings))
     assert (provider.name, provider.method) == ("token", Method.TOKEN)
     token = create_token(private_key(pair.private, "key"), {"sub": "joe"}).encode()
     for credentials in (of_secret(), of_secret(secret), Credentials("token", token)):
@@ -53,7 +53,7 @@ async def test_rules_of_the_settings_are_kept() -> None:
             "token_clock_skew_s": 60,
         },
     )
-    provider = token_provider(settings)
+    provider = TokenProvider(load_token_keys(settings), token_rules(settings))
     expired = time.time() - 30
     identity = await provider.authenticate(of_secret(roles=["a", "b"], aud="here", exp=expired))
     assert (identity.role, identity.expires_at_s) == ("a", expired + 60)

@@ -28,7 +28,7 @@ from security.token_keys import (
 )
 from security.tokens import TokenChecker, TokenRules, create_token, parse_token, verified_claims
 from tests.support.effort import by_effort
-from tests.unit.security.pulsar_tokens import (
+from tests.support.pulsar_tokens import (
     ES256_PRIVATE_KEY,
     EXPIRING_WITH_HEADERS,
     PUBLIC_KEYS,

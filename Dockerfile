@@ -13,13 +13,14 @@ RUN apt-get update \
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY config config
+COPY security security
 COPY storage storage
 COPY txn txn
 COPY broker broker
 COPY magnetar magnetar
 COPY magnetar_broker magnetar_broker
 RUN python3 -m venv /opt/magnetar \
-    && /opt/magnetar/bin/pip install --quiet --no-cache-dir --disable-pip-version-check . ./magnetar_broker
+    && /opt/magnetar/bin/pip install --quiet --no-cache-dir --disable-pip-version-check . './magnetar_broker[cluster]'
 
 FROM python
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin magnetar \
@@ -27,7 +28,8 @@ RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin magn
 COPY --from=build /opt/magnetar /opt/magnetar
 ENV PATH=/opt/magnetar/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    MAGNETAR_DATA_DIR=/data
+    MAGNETAR_DATA_DIR=/data \
+    MAGNETAR_BIND_HOST=0.0.0.0
 USER magnetar
 VOLUME /data
 EXPOSE 6650 8080

@@ -27,7 +27,7 @@ define install
 	  $(BIN)/pip uninstall -qq --yes setuptools; }  # It comes with Python 3.11, and nothing needs it.
 	@PIP_NO_COMPILE=1 $(BIN)/pip install -q --disable-pip-version-check --upgrade pip $(BUILDER)
 	@set -o pipefail; PIP_NO_COMPILE=1 $(BIN)/pip install --disable-pip-version-check --no-build-isolation --check-build-dependencies \
-	  --editable '.$(3)' --editable ./magnetar_broker | \
+	  --editable '.$(3)' --editable './magnetar_broker$(4)' | \
 	  awk '$$1 == "Collecting" { sub(/[^A-Za-z0-9._-].*/, "", $$2); print "  " $$2 } \
 	       /^Installing collected/ { print "  installing them ..." } { fflush() }'
 	@touch $@
@@ -35,14 +35,14 @@ define install
 endef
 
 $(VENV)/.broker: $(PROJECTS)
-	$(call install,what a broker and the client need,140,)
+	$(call install,what a single broker and the client need,135,,)
 
 $(VENV)/.tests: $(PROJECTS)
-	$(call install,what checks and tests need,400,[check$(COMMA)test])
+	$(call install,what checks and tests need,400,[check$(COMMA)test],[cluster])
 	@touch $(VENV)/.broker
 
 $(VENV)/.spark: $(PROJECTS)
-	$(call install,Spark and what its jobs need,1000,[spark])
+	$(call install,Spark and what its jobs need,1000,[spark],[cluster])
 	@touch $(VENV)/.broker
 
 spark: $(VENV)/.spark  ## install Spark and what the jobs on it need, beside the broker

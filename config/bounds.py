@@ -46,6 +46,15 @@ GONE_PEER_CHECK_S = 0.75
 HANDSHAKE_FRAME_BYTES = 64 * 1024
 """Largest frame until CONNECT is answered."""
 HANDSHAKE_TIMEOUT_S = 10
+TLS_HANDSHAKE_S = 10
+"""How long a TLS handshake may take, from the connection's beginning on; before CONNECT."""
+TLS_HANDSHAKES = 2_000
+"""TLS handshakes of one port in progress.  Above it the one that has waited longest for its peer is
+ended, and one that comes while none waits for its peer.  Each takes some 50 KB of OpenSSL."""
+TLS_HANDSHAKES_OF_ADDRESS = 500
+"""The same of one address, so that one cannot end the handshakes of all others."""
+TLS_RELOAD_FILE_BYTES = 4 * 1024 * 1024
+"""Largest file with certificates or a key."""
 RELAY_KEEP_ALIVE_S = 30
 """How often the relay of an ordered consumer asks whether the leader still answers."""
 FORWARD_CONNECT_TIMEOUT_S = 5
@@ -688,3 +697,82 @@ ZOOKEEPER_BATCH_BYTES = 128 * 1024
 """Bounds of the writes that are sent together; a larger one is sent alone."""
 ZOOKEEPER_SCAN_TRIES = 8
 """How often a range is read again because it changed meanwhile."""
+
+# Logins
+PASSWORD_FILE_BYTES = 1024 * 1024
+"""Length of the file with users and hashes of their passwords; a longer one is refused."""
+PASSWORD_FILE_USERS = 10_000
+"""Users in that file."""
+PASSWORD_BYTES = 1024
+"""Length of a password; a longer one is refused before any hash is made of it."""
+BCRYPT_COST_MAX = 14
+"""Largest cost of a bcrypt hash: a check takes a second or two, twice that with the next one."""
+BASIC_CHECKS_AT_ONCE = 2
+"""Passwords that are checked at the same time, each on a thread of its own ..."""
+BASIC_CHECKS_WAITING = 1_000
+"""... and logins that wait for that; more are refused."""
+BASIC_REMEMBERED_LOGINS = 1_000
+"""Logins by password that are remembered as valid, so that many connections of one user, and the
+requests of one tool, cost one check ..."""
+BASIC_REMEMBERED_S = 300
+"""... for this time, or until the file changes."""
+FAILED_LOGIN_BURST = 10
+"""Failed logins of one address after which its passwords are not checked any more ..."""
+FAILED_LOGINS_PER_S = 0.5
+"""... except for this many in a second."""
+FAILED_LOGIN_DELAY_MIN_S = 0.1
+"""How long the answer to a failed login is held back at first ..."""
+FAILED_LOGIN_DELAY_MAX_S = 0.5
+"""... and when the burst of its address is used up."""
+FAILED_LOGIN_ADDRESSES = 10_000
+"""Addresses whose failed logins are counted; above it the one with the oldest failure is forgotten.
+Networks of 64 bits count as one address in IPv6."""
+FAILED_LOGIN_LOGS_PER_S = 1
+"""Lines about failed logins of one address."""
+EXPIRING_TOKEN_MINUTES = (
+    *(5, 10, 60, 240, 1_440, 10_080, 20_160, 43_200, 129_600, 259_200, 388_800, 525_600),
+)
+"""Upper bounds of the histogram of the time for which credentials are valid when they are checked;
+those of Pulsar's."""
+CERTIFICATE_BYTES = 64 * 1024
+"""Length of a client certificate (DER)."""
+OIDC_DISCOVERY_BYTES = 64 * 1024
+"""Length of the discovery document of an issuer of tokens ..."""
+OIDC_KEYS_BYTES = 256 * 1024
+"""... and of its set of keys."""
+OIDC_KEYS = 100
+"""Keys of one issuer; a set with more is refused."""
+OIDC_TEXT_BYTES = 2_048
+"""Length of a URL in a discovery document, and of the id of a key."""
+OIDC_CONNECT_S = 2.0
+"""How long connecting to an issuer may take ..."""
+OIDC_FETCH_S = 6.0
+"""... and the fetch of its document and keys in all; less than HANDSHAKE_TIMEOUT_S, as clients wait
+for it."""
+OIDC_FETCH_RETRY_S = 5.0
+"""Pause after a failed fetch without which no token can be checked; they are refused meanwhile."""
+OIDC_REFRESH_RETRY_S = 60.0
+"""Pause after a failed fetch of an issuer whose older keys are still used."""
+OIDC_EXPIRY_FACTOR = 4 / 3
+"""Keys that cannot be fetched anew are used until they are this many times as old as
+`oidc_key_cache_s`: with the default for a day."""
+
+# Security
+GRANTS_OF_REQUEST = 1_000
+"""Grants on topics in one request."""
+ACCESS_CHECKS_IN_ONE_GO = 500
+"""Accesses of connections that are checked again in one turn of the loop after a change."""
+ROLE_BYTES = 256
+"""Length of a role: no longer than the owner of a transaction key (TXN_KEY_BYTES)."""
+TOKEN_BYTES = 16 * 1024
+"""Length of a token (JWT); a longer one is refused before it is parsed."""
+TOKEN_KEYS = 32
+"""Keys that tokens may be signed with: a token without the id of its key is tried with each."""
+KEY_SOURCE_BYTES = 64 * 1024
+"""Length of a file, data URL or setting with a key or token; a longer one is refused."""
+RSA_KEY_BITS_MIN = 2048
+"""Shortest RSA key of tokens (RFC 7518); a shorter one is refused."""
+RSA_KEY_BITS_MAX = 8192
+"""Longest RSA key of tokens: a check with it takes some 0.2 ms."""
+TOKEN_CLOCK_SKEW_MAX_S = 600
+"""Most that the clocks of those that make tokens may be off."""

@@ -5,23 +5,52 @@ file, the defaults below.  Unknown names in the file and values out of range are
 the setting and the values allowed.  `magnetar config` prints the result.
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from config.bounds import TOKEN_CLOCK_SKEW_MAX_S
 
 MIB = 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _words(value: object) -> object:
+    """Split the text of the environment at its blanks; a list of the file stays as it is."""
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+# pydantic-settings would decode a list in the environment as JSON.
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+SecretWords = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
+"""Lists; in the environment their parts have blanks between them."""
+
+
+def _names(value: object) -> object:
+    """Split the text of the environment at its commas; a list of the file stays as it is."""
+    if not isinstance(value, str):
+        return value
+    return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+"""Lists; in the environment their parts have commas between them."""
+ProviderName = Literal["token", "oidc", "basic", "tls"]
+"""The names of providers of authentication."""
 
 
 class ConfigurationError(ValueError):
@@ -32,19 +61,76 @@ class Settings(BaseSettings):
     """All settings.  Sizes are bytes; times have their unit in the name."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix="MAGNETAR_", extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix="MAGNETAR_",
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        hide_input_in_errors=True,  # It may be a secret.
     )
 
     # Data and addresses
     data_dir: Path = Field(Path("data"), description="Directory of everything that must last")
-    bind_host: str = Field("0.0.0.0", description="Address that both ports listen on")
+    bind_host: str = Field(
+        "127.0.0.1",
+        description="Address that all ports listen on; one that other machines reach wants "
+        "authentication, or insecure",
+    )
+    insecure: bool = Field(
+        False, description="Serve everybody who reaches the ports, without authentication"
+    )
     port: Port = Field(6650, description="Binary protocol port; 0 picks a free one")
     http_port: Port = Field(8080, description="REST and metrics port; 0 picks a free one")
     advertised_host: str = Field("127.0.0.1", description="Host that clients connect to")
+    port_tls: Port | None = Field(
+        None, description="Binary protocol port with TLS (6651 by custom); none: there is none"
+    )
+    http_port_tls: Port | None = Field(
+        None, description="REST and metrics port with TLS (8443 by custom); none: there is none"
+    )
+    plaintext_ports: bool = Field(
+        True, description="Listen on port and http_port too; false: only on the ports with TLS"
+    )
     cluster_name: str = Field("standalone", min_length=1, description="Name of the cluster")
     keep_alive_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         30,
         description="Silence of a client after which it is sent PING; twice as long ends it",
+    )
+
+    # TLS on the ports, and towards other brokers
+    tls_certificate_file: Path | None = Field(
+        None, description="The broker's certificate, then those that lead to its authority (PEM)"
+    )
+    tls_key_file: Path | None = Field(None, description="... and its key (PEM, without password)")
+    tls_trust_certs_file: Path | None = Field(
+        None, description="Authorities of the certificates that clients show (PEM)"
+    )
+    tls_client_certificates: Literal["ignored", "wanted", "required"] = Field(
+        "ignored",
+        description="wanted: a client may show a certificate, which must be trusted; required: it "
+        "must",
+    )
+    tls_minimum_version: Literal["1.2", "1.3"] = Field("1.2")
+    tls_ciphers: str = Field(
+        "ECDHE+AESGCM:ECDHE+CHACHA20", description="Ciphers of TLS 1.2, as OpenSSL writes them"
+    )
+    broker_client_token_file: Path | None = Field(
+        None,
+        description="Token by which other brokers know this one, of a role in superuser_roles; "
+        "read anew at each use",
+    )
+    broker_client_trust_certs_file: Path | None = Field(
+        None,
+        description="Authorities of other brokers' certificates (PEM); none: those of "
+        "tls_trust_certs_file",
+    )
+    broker_client_certificate_file: Path | None = Field(
+        None, description="The certificate that this broker shows to other brokers (PEM)"
+    )
+    broker_client_key_file: Path | None = Field(
+        None, description="... and its key (PEM, without password)"
+    )
+    security_reload_interval_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        60, description="How often files with certificates and keys are checked for changes"
     )
 
     # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir
@@ -194,6 +280,84 @@ class Settings(BaseSettings):
         1_000, description="REST and metrics connections at once; a new one replaces a waiting one"
     )
 
+    # Authentication
+    authentication_providers: Annotated[
+        tuple[ProviderName, ...], NoDecode, BeforeValidator(_names)
+    ] = Field(
+        (),
+        description="How clients prove their roles: token, oidc, basic, tls; those of one method "
+        "are asked in this order; none: authentication is off",
+    )
+    anonymous_role: str = Field(
+        "", description="Role of clients that send no credentials; none: they are refused"
+    )
+    authentication_refresh_check_s: Annotated[float, Field(gt=0, le=3600)] = Field(
+        60, description="How often connections are checked for credentials that have expired"
+    )
+    authorization: Literal["off", "dry_run", "on"] = Field(
+        "off",
+        description="Whether roles may do only what they are granted; dry_run: log what would be "
+        "refused",
+    )
+    superuser_roles: Names = Field((), description="Roles that may do everything")
+    authorization_wildcards: bool = Field(
+        False, description="Let a granted role abc* or *abc stand for all that begin or end so"
+    )
+    proxy_roles: Names = Field(
+        (), description="Roles of proxies, which connect for clients and name the roles of those"
+    )
+    authenticate_original_client: bool = Field(
+        False,
+        description="Check the credentials of clients that proxies forward too; false: believe "
+        "the role that a proxy names",
+    )
+    basic_auth_file: Path | None = Field(
+        None, description="Users and hashes of their passwords, bcrypt or apr1 (htpasswd)"
+    )
+    tls_principal: Literal["cn", "san"] = Field(
+        "cn",
+        description="The role in a client certificate: the common name of its subject, or the "
+        "first DNS name, URI or email address of its alternative names",
+    )
+
+    # Tokens by OpenID Connect
+    oidc_issuers: Names = Field((), description="URLs of the issuers whose tokens are taken")
+    oidc_audiences: Names = Field((), description="Audiences; a token must be for one of them")
+    oidc_role_claim: str = Field("sub", min_length=1, description="Claim that has the role")
+    oidc_require_https: bool = Field(True, description="Fetch keys of issuers by https alone")
+    oidc_trust_certs_file: Path | None = Field(
+        None, description="Authorities of issuers' certificates (PEM); none: those of the system"
+    )
+    oidc_clock_skew_s: Annotated[float, Field(ge=0, le=TOKEN_CLOCK_SKEW_MAX_S)] = Field(
+        0, description="How far the clocks of issuers may be off"
+    )
+    oidc_key_cache_s: Annotated[float, Field(ge=60, le=7 * 86_400)] = Field(
+        64_800,
+        description="Fetch the keys of an issuer again after this time; a third later they expire",
+    )
+    oidc_unknown_key_refresh_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        300, description="... or when a token has an unknown key, but not more often than this"
+    )
+
+    # Tokens
+    token_secret_keys: SecretWords = Field(
+        (),
+        description="Secrets that sign tokens: file:///PATH, PATH, data:;base64,KEY or base64; "
+        "URLs may end in #kid=ID",
+    )
+    token_public_keys: Words = Field(
+        (),
+        description="Public keys of those that sign tokens (DER or PEM), written in the same way",
+    )
+    token_auth_claim: str = Field("sub", min_length=1, description="Claim that has the role")
+    token_audience_claim: str = Field(
+        "", description="Claim that has the audience; none: tokens are for any audience"
+    )
+    token_audience: str = Field("", description="... and the audience that it must have")
+    token_clock_skew_s: Annotated[float, Field(ge=0, le=TOKEN_CLOCK_SKEW_MAX_S)] = Field(
+        0, description="How far the clocks of those that make tokens may be off"
+    )
+
     # Operations
     topic_level_metrics: bool = Field(
         True, description="Metrics of each topic and subscription; false: sums of each namespace"
@@ -205,6 +369,11 @@ class Settings(BaseSettings):
     drain_timeout_s: Positive = Field(
         15, description="How long SIGTERM waits for clients and data before stopping anyway"
     )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether one of the ports speaks TLS."""
+        return self.port_tls is not None or self.http_port_tls is not None
 
     @property
     def in_cluster(self) -> bool:
@@ -224,16 +393,78 @@ class Settings(BaseSettings):
                 "metadata_store_url and bookkeeper_metadata_service_uri go together: set both "
                 "for a cluster, or neither to keep everything in data_dir."
             )
-        if self.in_cluster and not self.http_port:
+        self._check_tls()
+        self._check_ports()
+        named = "http_port" if self.plaintext_ports else "http_port_tls"
+        if self.in_cluster and not getattr(self, named):
             raise ValueError(
-                "http_port is 0, but the brokers of a cluster know each other by host and REST "
+                f"{named} is 0, but the brokers of a cluster know each other by host and REST "
                 "port: give it a number."
             )
-        if self.port and self.port == self.http_port:
+        if not self.authentication_providers and not self.insecure and not self._is_on_loopback:
             raise ValueError(
-                f"port and http_port are both {self.port}: give each a port of its own."
+                f"bind_host is {self.bind_host}, so other machines could read and delete "
+                "everything: set authentication_providers; or insecure (--insecure), if nobody "
+                "else reaches this network; or bind_host to 127.0.0.1."
+            )
+        if self.authorization != "off" and not self.authentication_providers:
+            raise ValueError(
+                f"authorization is {self.authorization}, but nobody has a role without "
+                "authentication: name a provider in authentication_providers, or set authorization "
+                "to off."
+            )
+        if bool(self.token_audience_claim) != bool(self.token_audience):
+            raise ValueError(
+                "token_audience_claim and token_audience go together: set both, or neither to take "
+                "tokens for any audience."
             )
         return self
+
+    @property
+    def _is_on_loopback(self) -> bool:
+        """Whether only this machine reaches the ports."""
+        if self.bind_host == "localhost":
+            return True
+        try:
+            return ip_address(self.bind_host).is_loopback
+        except ValueError:
+            return False
+
+    def _check_ports(self) -> None:
+        names = ["port_tls", "http_port_tls"]
+        if self.plaintext_ports:
+            names[:0] = ["port", "http_port"]
+        by_port: dict[int, str] = {}
+        for name in names:
+            port = getattr(self, name)
+            if port and (other := by_port.setdefault(port, name)) != name:
+                raise ValueError(
+                    f"{other} and {name} are both {port}: give each a port of its own."
+                )
+
+    def _check_tls(self) -> None:
+        ports = (self.port_tls, self.http_port_tls)
+        if not self.plaintext_ports and None in ports:
+            raise ValueError(
+                "plaintext_ports is false, so port_tls and http_port_tls are the only ports: set "
+                "both, 6651 and 8443 by custom."
+            )
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file go together: set both.")
+        if ports != (None, None) and self.tls_certificate_file is None:
+            raise ValueError(
+                "port_tls or http_port_tls is set, but no certificate: set tls_certificate_file "
+                "and tls_key_file."
+            )
+        if self.tls_client_certificates != "ignored" and self.tls_trust_certs_file is None:
+            raise ValueError(
+                f"tls_client_certificates is {self.tls_client_certificates}, but nobody is trusted "
+                "to sign them: set tls_trust_certs_file."
+            )
+        if (self.broker_client_certificate_file is None) != (self.broker_client_key_file is None):
+            raise ValueError(
+                "broker_client_certificate_file and broker_client_key_file go together: set both."
+            )
 
     @classmethod
     def settings_customise_sources(
@@ -259,19 +490,36 @@ class Settings(BaseSettings):
 
 
 def load_settings(
-    config_file: Path | None = None, overrides: Mapping[str, object] | None = None
+    config_file: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    defaults: Mapping[str, object] | None = None,
 ) -> Settings:
     """Load the settings from all sources; `overrides` are those of the command line.
 
-    A None in `overrides` counts as not given.  Raises `ConfigurationError` with one line for each
-    error.
+    A None in `overrides` counts as not given.  `defaults` are weaker than every source.  Raises
+    `ConfigurationError` with one line for each error.
     """
     from_file = _read_file(config_file) if config_file is not None else {}
+    from_file = {**(defaults or {}), **from_file}
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
         return Settings(_file=from_file, **given)  # type: ignore[call-arg, arg-type]
     except ValidationError as error:
         raise ConfigurationError(_sentences(error, config_file)) from error
+
+
+def one_setting(
+    name: str, config_file: Path | None, overrides: Mapping[str, object] | None = None
+) -> str:
+    """The text of one setting, before all of them are known to fit together.
+
+    Raises `ConfigurationError` if the file cannot be read.
+    """
+    given = (overrides or {}).get(name) or os.environ.get(f"MAGNETAR_{name.upper()}")
+    if given is None and config_file is not None:
+        given = _read_file(config_file).get(name)
+    return str(Settings.model_fields[name].default if given is None else given)
 
 
 def _read_file(config_file: Path) -> dict[str, object]:
@@ -300,6 +548,14 @@ def _sentences(error: ValidationError, config_file: Path | None) -> str:
             lines.append(
                 f"There is no setting named {name!r}{where}: see `magnetar config` for all names."
             )
+        elif is_secret(str(problem["loc"][0])):
+            lines.append(f"Setting {name} is wrong: {problem['msg']}.")
         else:
             lines.append(f"Setting {name} = {problem['input']!r} is wrong: {problem['msg']}.")
     return "\n".join(lines)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the values of a setting may never be shown."""
+    field = Settings.model_fields.get(name)
+    return field is not None and "SecretStr" in repr(field.annotation)

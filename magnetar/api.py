@@ -19,6 +19,7 @@ from magnetar.consume.settings import (
     StreamSettings,
 )
 from magnetar.consume.stream_consumer import StreamConsumer
+from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials
 from magnetar.errors import MagnetarError
 from magnetar.layout import Layout, Segment
 from magnetar.message_id import MessageId
@@ -54,6 +55,7 @@ __all__ = [
     "AccessMode",
     "AttachedTransaction",
     "Attempt",
+    "BasicCredentials",
     "Checkpoint",
     "CheckpointConsumer",
     "CheckpointSettings",
@@ -71,6 +73,7 @@ __all__ = [
     "NackDelay",
     "NamespaceQueueConsumer",
     "NamespaceStreamConsumer",
+    "OAuth2Credentials",
     "Position",
     "Producer",
     "ProducerSettings",

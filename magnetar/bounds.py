@@ -25,6 +25,23 @@ CLOSE_FLUSH_S: Final = 5.0
 KNOWN_BROKERS: Final = 1000
 """Brokers whose TLS addresses are kept; the oldest go first."""
 
+# Credentials
+
+MAX_SECRET_FILE_BYTES: Final = 1024 * 1024
+"""The largest file that is read for a secret."""
+OAUTH2_FETCH_S: Final = 8.0
+"""How long a fetch of a token may take, both requests together.  Below the default
+`connect_timeout_s`, so that the issuer is named and not the broker."""
+OAUTH2_ANSWER_BYTES: Final = 256 * 1024
+"""The largest answer of an issuer."""
+OAUTH2_EARLY_S: Final = 60.0
+"""How long before its end a token is replaced, at most; a tenth of its life if that is shorter."""
+OAUTH2_UNKNOWN_LIFETIME_S: Final = 60.0
+"""How long a token is kept if the issuer does not say for how long it is valid."""
+OAUTH2_FRESH_S: Final = 10.0
+"""A token younger than this is not replaced because a broker refuses it or asks for another: so
+many connections share one fetch, and a broker that refuses all of them causes no storm."""
+
 # Attachments
 RETRY_FIRST_S: Final = 0.1
 """The first pause before a lost attachment is tried again; each next one is twice as long."""

@@ -5,18 +5,24 @@ Settings are frozen, and raise `InvalidArgument` when they are made with an inva
 
 import enum
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from magnetar.bounds import MAX_DESCRIPTION
+from magnetar.credentials.kinds import (
+    BasicCredentials,
+    OAuth2Credentials,
+    Secret,
+    check_one_kind,
+)
+from magnetar.credentials.secrets import token_source
 from magnetar.errors import InvalidArgument
 
 __all__ = ["ClientOptions", "ClientSettings", "Token", "check_positive", "member_of"]
 
 E = TypeVar("E", bound=enum.Enum)
-Token = str | Callable[[], str] | Callable[[], Awaitable[str]]
+Token = Secret
 """A token, or a function that returns one whenever a broker asks for it."""
 
 
@@ -49,12 +55,18 @@ class ClientSettings:
     """Silence after which the client sends a PING; after as much again the connection is closed."""
     close_timeout_s: float = 10.0
     """How long each step of `close` may take, such as flushing producers."""
-    token: Token | None = None
-    """Authenticates by token; a function is called again whenever a broker wants a new token."""
+    token: Token | None = field(default=None, repr=False)
+    """Authenticates by token: text, `file:///PATH`, or a function; the file is read, and the
+    function called, again whenever a broker wants a new token."""
+    basic: BasicCredentials | None = None
+    """Authenticates by a user's name and password."""
+    oauth2: OAuth2Credentials | None = None
+    """Authenticates by tokens that an OAuth 2.0 issuer gives to this client."""
     tls_trust_file: str | Path | None = None
     """PEM of the authorities that sign brokers' certificates; by default those of the system."""
     tls_certificate_file: str | Path | None = None
-    """PEM of this client's certificate, with which it authenticates unless it has a token."""
+    """PEM of this client's certificate, with which it authenticates unless it has credentials of
+    another kind."""
     tls_key_file: str | Path | None = None
     """PEM of the certificate's key."""
     tls_check_certificate: bool = True
@@ -79,8 +91,17 @@ class ClientSettings:
                 f"The description is {self.description!r:.100}; "
                 f"give it {MAX_DESCRIPTION} printable characters at most."
             )
-        if self.token == "":
-            raise InvalidArgument("The token is empty; give one, or leave it out.")
+        for name, value, kind in (
+            ("basic", self.basic, BasicCredentials),
+            ("oauth2", self.oauth2, OAuth2Credentials),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise InvalidArgument(
+                    f"{name} is {type(value).__name__}; give it a magnetar.{kind.__name__}."
+                )
+        check_one_kind(token=self.token, basic=self.basic, oauth2=self.oauth2)
+        if isinstance(self.token, str):
+            token_source(self.token)
 
 
 class ClientOptions(TypedDict, total=False):
@@ -91,6 +112,8 @@ class ClientOptions(TypedDict, total=False):
     keep_alive_s: float
     close_timeout_s: float
     token: Token | None
+    basic: BasicCredentials | None
+    oauth2: OAuth2Credentials | None
     tls_trust_file: str | Path | None
     tls_certificate_file: str | Path | None
     tls_key_file: str | Path | None

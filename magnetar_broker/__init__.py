@@ -1,9 +1,10 @@
 """The entry of the broker's commands: puts the broker's packages on the path of a process.
 
-Installed, `broker`, `config`, `storage` and `txn` lie inside this package, for site-packages is
-everybody's: a user's own `config.py` must neither hide ours nor be hidden by it.  In a checkout
-they lie beside it.  Only the process that runs one of the broker's commands gets them, before all
-else on its path, so that neither its working directory nor PYTHONPATH can hide them.
+Installed, `broker`, `config`, `security`, `storage` and `txn` lie inside this package, for
+site-packages is everybody's: a user's own `config.py` must neither hide ours nor be hidden by it.
+In a checkout they lie beside it.  Only the process that runs one of the broker's commands gets
+them, before all else on its path, so that neither its working directory nor PYTHONPATH can hide
+them.
 """
 
 import sys

@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 HERE: Final = Path(__file__).resolve().parent
-PACKAGES: Final = ("broker", "config", "storage", "txn")
+PACKAGES: Final = ("broker", "config", "security", "storage", "txn")
 
 
 class SameVersion(MetadataHookInterface):

@@ -25,6 +25,8 @@ BACKUP_FILE = "BACKUP"
 METADATA_DIRECTORY = "metadata"
 METADATA_FILE = "metadata.db"
 LEDGERS_DIRECTORY = "ledgers"
+SECURITY_DIRECTORY = "security"
+"""Keys, tokens and certificates, which backups leave out."""
 MARK_FILE = "ledgers.mark"
 
 _FORMAT = re.compile(r"magnetar-data (\d{1,9})\n?")
@@ -229,7 +231,10 @@ def _lock(path: Path) -> int:
 
 def _refuse_foreign(path: Path) -> None:
     """Raise `NotADataDirectory` if there are other files, or an unfinished backup."""
-    allowed = {METADATA_DIRECTORY, LEDGERS_DIRECTORY, BACKUP_FILE, f"{FORMAT_FILE}.tmp"}
+    allowed = {
+        *(METADATA_DIRECTORY, LEDGERS_DIRECTORY, SECURITY_DIRECTORY),
+        *(BACKUP_FILE, f"{FORMAT_FILE}.tmp"),
+    }
     names = {entry.name for entry in path.iterdir()} - _FOREIGN_BUT_HARMLESS
     data = [*metadata_path(path).parent.glob("*"), *ledgers_path(path).glob("*")]
     if names - allowed or data:

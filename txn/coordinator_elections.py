@@ -44,6 +44,7 @@ class Leader:
     broker_url: str
     broker_url_tls: str | None = None
     web_url: str | None = None
+    web_url_tls: str | None = None
 
 
 class CoordinatorElections:
@@ -356,8 +357,9 @@ def _encoded(leader: Leader) -> bytes:
         "brokerServiceUrl": leader.broker_url,
         "brokerServiceUrlTls": leader.broker_url_tls,
         "webServiceUrl": leader.web_url,
+        "webServiceUrlTls": leader.web_url_tls,
     }
-    present = {name: value for name, value in members.items() if value is not None}
+    present = {name: value for name, value in members.items() if value}
     return json.dumps(present, separators=(",", ":")).encode()
 
 
@@ -368,9 +370,12 @@ def _decoded(record: Record) -> Leader | None:
     """
     try:
         members = json.loads(record.value)
-        texts = [members.get(name) for name in ("brokerServiceUrlTls", "webServiceUrl")]
-        tls, web = (text if isinstance(text, str) else None for text in texts)
-        return Leader(str(members["brokerId"]), str(members["brokerServiceUrl"]), tls, web)
+        names = ("brokerServiceUrlTls", "webServiceUrl", "webServiceUrlTls")
+        texts = [members.get(name) for name in names]
+        tls, web, web_tls = (text if isinstance(text, str) else None for text in texts)
+        # A broker without plain ports has the address with TLS alone.
+        plain = members["brokerServiceUrl"] if tls is None else members.get("brokerServiceUrl", "")
+        return Leader(str(members["brokerId"]), str(plain), tls, web, web_tls)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         log.error("transaction_leader_unreadable", key=record.key, error=repr(error))
         return None

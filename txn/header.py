@@ -87,8 +87,11 @@ def decide_end(
 
 
 def is_owner(header: Header, owner: str | None) -> bool:
-    """Whether a principal may use the transaction: it began it, or is an operator."""
-    return header.owner is None or owner in (header.owner, OPERATOR)
+    """Whether a principal may use the transaction: it began it, or is an operator.
+
+    One that was begun without authentication has no owner: with authentication it is for operators.
+    """
+    return owner in (header.owner, OPERATOR)
 
 
 def end_header(header: Header, action: TxnState, now_ms: int) -> Header:

@@ -1,6 +1,7 @@
 """The REST server: its resources, its start and its stop."""
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -13,6 +14,7 @@ from broker.admin import (
     non_persistent,
     offload,
     partitioned,
+    permissions,
     persistent,
     properties,
     scalable,
@@ -24,6 +26,8 @@ from broker.admin import (
     transaction_records,
     transactions,
 )
+from broker.admin.access import AccessCheck, require_rules
+from broker.admin.authentication import authenticate
 from broker.admin.http_connections import HttpConnections
 from broker.admin.keys import BROKER, METRICS
 from broker.admin.request_checks import check_requests, count_requests
@@ -36,7 +40,9 @@ from broker.wire.listening import (
     PortSetting,
     bind_port,
     explaining_listen_errors,
+    http_ports,
 )
+from broker.wire.tls_stream import TlsStream
 from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S, METRICS_WRITE_BYTES
 
 SHUTDOWN_TIMEOUT_S = 2
@@ -49,7 +55,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def build_app(broker: Broker) -> web.Application:
     """Build the application with every resource."""
     app = web.Application(
-        middlewares=[count_requests, errors_as_json, check_requests],
+        middlewares=[
+            count_requests,
+            errors_as_json,
+            authenticate,
+            AccessCheck().check,
+            check_requests,
+        ],
         client_max_size=MAX_BODY_BYTES,
     )
     app[BROKER] = broker
@@ -63,6 +75,7 @@ def build_app(broker: Broker) -> web.Application:
         non_persistent,
         offload,
         partitioned,
+        permissions,
         persistent,
         properties,
         scalable,
@@ -82,6 +95,7 @@ def build_app(broker: Broker) -> web.Application:
         add_channel(app, broker, SHUTDOWN_TIMEOUT_S)
     app.router.add_get(INDEX, index)
     app.router.add_get("/metrics", metrics)
+    require_rules(app.router)
     _serve_slash_at_end(app.router)
     return app
 
@@ -130,19 +144,21 @@ async def metrics_body(request: web.Request) -> bytes:
 
 
 class AdminServer:
-    """REST and metrics of one broker on its HTTP port."""
+    """REST and metrics of one broker on its HTTP ports, the plain one and the one with TLS."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._rates: RateSampler | None = None
         self.connections = HttpConnections(broker.descriptors.http)
         self.port = 0
+        """The plain port in use; 0 without."""
+        self.port_tls: int | None = None
+        """The port with TLS in use; None without."""
 
     async def start(self) -> None:
-        """Listen, and set `port` to the port in use.  Raises `CannotListen`."""
-        settings, taken = self._broker.settings, self._broker.take_http_socket()
+        """Listen, and set the ports to those in use.  Raises `CannotListen`."""
         runner = web.AppRunner(
             build_app(self._broker),
             access_log=None,
@@ -153,30 +169,49 @@ class AdminServer:
         await runner.setup()
         self._runner = runner
         assert runner.server is not None
-        factory = self.connections.protocol_factory(runner.server)
-        address = (settings.bind_host, settings.http_port, PortSetting.HTTP_PORT)
-        listening = taken or bind_port(*address)
+        make = self.connections.protocol_factory(runner.server)
+        for setting in http_ports(self._broker.settings):
+            if setting is PortSetting.HTTP_PORT:
+                self.port = await self._listen(setting, make)
+            else:
+                self.port_tls = await self._listen(setting, self._with_tls(make))
+        self._broker.placement.listening(http_port=self.port)
+        self._broker.placement.listening_tls(http_port=self.port_tls)
+        self._rates = RateSampler(self._broker.topics.loaded, asyncio.get_running_loop().time)
+        self._rates.start()
+
+    async def _listen(self, setting: PortSetting, make: Callable[[], asyncio.Protocol]) -> int:
+        """Accept connections on a port, and return its number.  Raises `CannotListen`."""
+        settings = self._broker.settings
+        address = (settings.bind_host, http_ports(settings)[setting], setting)
+        listening = self._broker.take_http_socket(setting) or bind_port(*address)
         try:
             with explaining_listen_errors(*address):
-                self._server = await asyncio.get_running_loop().create_server(
-                    factory, sock=listening, backlog=HTTP_BACKLOG
+                self._servers.append(
+                    await asyncio.get_running_loop().create_server(
+                        make, sock=listening, backlog=HTTP_BACKLOG
+                    )
                 )
         except CannotListen:
             listening.close()
             raise
-        self.port = listening.getsockname()[1]
-        self._broker.placement.listening(http_port=self.port)
-        self._rates = RateSampler(self._broker.topics.loaded, asyncio.get_running_loop().time)
-        self._rates.start()
+        port: int = listening.getsockname()[1]
+        return port
+
+    def _with_tls(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+        tls, handshakes = self._broker.server_tls, self.connections.handshakes
+        memory = self._broker.peer_memory
+        self._broker.handshakes[PortSetting.HTTP_PORT_TLS] = handshakes
+        assert tls is not None, "Settings has no port with TLS without a certificate."
+        return lambda: TlsStream(tls.current, make, handshakes, memory)
 
     async def stop(self) -> None:
         """Stop listening, and end requests in progress."""
         if self._rates is not None:
             await self._rates.stop()
             self._rates = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        while self._servers:
+            self._servers.pop().close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -66,7 +66,9 @@ async def leader(request: web.Request) -> web.Response:
     found = request.app[BROKER].placement.leader
     if found is None:
         raise not_found("There is no leader just now: try again in a moment.")
-    return web.json_response({"serviceUrl": found.web_url, "brokerId": found.broker_id})
+    return web.json_response(
+        {"serviceUrl": found.web_url_for(request.secure), "brokerId": found.broker_id}
+    )
 
 
 async def owned_namespaces(request: web.Request) -> web.Response:

@@ -5,6 +5,7 @@ Loaded only where there may be other brokers.
 
 from aiohttp import web
 
+from broker.admin.access import PRINCIPAL
 from broker.app.service import Broker
 from broker.placement.channel import CHANNEL_PATH
 from broker.placement.channel_server import ChannelServer
@@ -21,5 +22,11 @@ def add_channel(app: web.Application, broker: Broker, stop_timeout_s: float) -> 
     async def stop(_: web.Application) -> None:
         await server.stop(stop_timeout_s)
 
-    app.router.add_get(CHANNEL_PATH, server.serve)
+    async def serve(request: web.Request) -> web.StreamResponse:
+        principal = request.get(PRINCIPAL)
+        expires_at_s = None if principal is None else principal.expires_at_s
+        left_s = None if expires_at_s is None else expires_at_s - broker.clock.now_ms() / 1000
+        return await server.serve(request, for_s=left_s)
+
+    app.router.add_get(CHANNEL_PATH, serve)
     app.on_shutdown.append(stop)

@@ -26,9 +26,11 @@ async def get_cluster(request: web.Request) -> web.Response:
         raise not_found(
             f"There is no cluster {cluster!r}: this one is {broker.settings.cluster_name!r}."
         )
-    return web.json_response(
-        {
-            "serviceUrl": broker.placement.web_url,
-            "brokerServiceUrl": broker.placement.broker_url,
-        }
-    )
+    me = broker.placement.me
+    urls = {
+        "serviceUrl": me.web_url,
+        "serviceUrlTls": me.web_url_tls,
+        "brokerServiceUrl": me.url,
+        "brokerServiceUrlTls": me.url_tls,
+    }
+    return web.json_response({name: url for name, url in urls.items() if url})

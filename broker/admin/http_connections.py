@@ -11,6 +11,7 @@ from typing import cast
 
 from aiohttp import web
 
+from broker.wire.tls_handshakes import Handshakes
 from config.bounds import HTTP_CHECK_S, HTTP_HEAD_S, HTTP_WRITE_S
 
 
@@ -19,10 +20,13 @@ class HttpConnections:
 
     A connection waits while none of its requests is in progress.  A newcomer above the bound
     replaces the one that has waited longest, so that half-sent requests do not lock out others;
-    while all have requests in progress the newcomer is closed.
+    while all have requests in progress the newcomer is closed.  TLS handshakes count too: one that
+    waits for its peer is replaced before any connection is.
     """
 
     def __init__(self, most: int) -> None:
+        self.handshakes = Handshakes(self._has_room)
+        """The TLS handshakes of the port with TLS."""
         self._most = most
         self._open: set[HttpConnection] = set()
         self._waiting: dict[HttpConnection, None] = {}
@@ -39,12 +43,12 @@ class HttpConnections:
 
     def add(self, connection: "HttpConnection") -> bool:
         """Add a new connection; False if it is to be closed, as the bound is reached."""
-        if len(self._open) >= self._most:
-            oldest = next(iter(self._waiting), None)
-            if oldest is None:
-                return False
-            self.discard(oldest)
-            oldest.abort()
+        if (
+            len(self._open) + len(self.handshakes) >= self._most
+            and not self.handshakes.make_room()
+            and not self._replace_oldest()
+        ):
+            return False
         self._open.add(connection)
         self._waiting[connection] = None
         if self._timer is None:
@@ -67,6 +71,7 @@ class HttpConnections:
 
     def close(self) -> None:
         """Abort all connections, and check no more."""
+        self.handshakes.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -74,6 +79,20 @@ class HttpConnections:
             connection.abort()
         self._open.clear()
         self._waiting.clear()
+
+    def _has_room(self, handshakes: int) -> bool:
+        """Whether there may be a TLS handshake beside so many others."""
+        if len(self._open) + handshakes < self._most:
+            return True
+        return handshakes == 0 and self._replace_oldest()
+
+    def _replace_oldest(self) -> bool:
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        self.discard(oldest)
+        oldest.abort()
+        return True
 
     def _check(self) -> None:
         loop = asyncio.get_running_loop()

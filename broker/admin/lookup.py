@@ -31,9 +31,11 @@ async def lookup(request: web.Request) -> web.Response:
     return web.json_response(
         {
             "brokerId": owner.broker_id,
-            "brokerUrl": owner.url,
+            "brokerUrl": owner.url or None,
+            "brokerUrlTls": owner.url_tls,
             "brokerUrlSsl": owner.url_tls,
-            "httpUrl": owner.web_url,
-            "nativeUrl": owner.url,
+            "httpUrl": owner.web_url or None,
+            "httpUrlTls": owner.web_url_tls,
+            "nativeUrl": owner.url or None,
         }
     )

@@ -19,8 +19,9 @@ def redirect_to(request: web.Request, address: BrokerAddress) -> web.HTTPTempora
     """The redirect of a request to the same path at another broker; to be raised.
 
     It adds `authoritative=true`: the other broker takes an unowned topic, and redirects no further.
+    The scheme stays, so that credentials that were sent over TLS do not go on without it.
     """
-    there = URL(address.web_url)
+    there = URL(address.web_url_for(request.secure))
     url = request.url.with_scheme(there.scheme).with_host(there.host or "").with_port(there.port)
     return web.HTTPTemporaryRedirect(url.update_query({AUTHORITATIVE: "true"}))
 

@@ -88,13 +88,13 @@ def require_led(request: web.Request, coordinator: CoordinatorId) -> None:
         served.require_served(coordinator)
     except CoordinatorNotFound:
         leader = served.assignments().get(coordinator)
-        if leader is None or leader.web_url is None or leader.web_url == _here(request):
+        if leader is None or leader.broker_id == request.app[BROKER].placement.broker_id:
             raise
-        raise web.HTTPTemporaryRedirect(leader.web_url + str(request.rel_url)) from None
-
-
-def _here(request: web.Request) -> str:
-    return request.app[BROKER].placement.web_url
+        urls = leader.web_url, leader.web_url_tls
+        there = urls[request.secure] or urls[not request.secure]
+        if there is None:
+            raise
+        raise web.HTTPTemporaryRedirect(there + str(request.rel_url)) from None
 
 
 async def coordinators(request: web.Request) -> web.Response:

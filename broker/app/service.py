@@ -6,6 +6,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +17,7 @@ from broker.app.descriptors import descriptor_limit, share_descriptors
 from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
+from broker.policies.authorizer import Authorizer
 from broker.policies.namespaces import Namespaces
 from broker.scalable.service import ScalableTopics
 from broker.topics.idle_topics import IdleTopics
@@ -29,11 +31,15 @@ from broker.topics.stored_backlogs import StoredBacklogs
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
+from broker.wire.handlers.access import RULES
+from broker.wire.handlers.guard import AccessGuard
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
+from broker.wire.listening import PortSetting
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.request_share import CostlyRequests
-from broker.wire.server import BinaryServer
+from broker.wire.server import BinaryServer, TlsBinaryServer
+from broker.wire.tls_handshakes import Handshakes
 from config.bounds import (
     BROKER_INFLIGHT_BYTES,
     CONNECTION_INFLIGHT_BYTES,
@@ -41,8 +47,13 @@ from config.bounds import (
     DRAIN_REQUESTS_S,
     PEER_MEMORY_BYTES,
 )
-from config.settings import Settings
+from config.settings import ConfigurationError, Settings
 from magnetar.protocol.server_error import MagnetarError
+from security.authentication import make_authenticator
+from security.authenticator import Authenticator
+from security.errors import CredentialsRefused, InvalidSecret
+from security.own_credentials import OwnCredentials, own_certificate
+from security.reloading import Reloader
 from storage.clock import Clock
 from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
@@ -54,6 +65,7 @@ if TYPE_CHECKING:
     # A single broker starts without the parts of a cluster.
     from broker.app.cluster_membership import ClusterMembership
     from broker.placement.several import SeveralBrokers
+    from security.tls import PeerTls, ServerTls
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
 log = structlog.get_logger(__name__)
@@ -104,20 +116,47 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
+        self.own_credentials = OwnCredentials(
+            settings.broker_client_token_file,
+            has_certificate=settings.broker_client_certificate_file is not None,
+        )
+        """How this broker shows itself to others."""
+        self.authenticator: Authenticator | None = None
+        """Finds out who a peer is; None: authentication is off."""
+        self.authorizer: Authorizer | None = None
+        """Decides what roles may do; None: everything."""
+        handshakes = Handshakes(self._has_room_for_handshake)
+        self.handshakes: dict[PortSetting, Handshakes] = {PortSetting.PORT_TLS: handshakes}
+        """The TLS handshakes of each port; that of the REST port is added by its server."""
+        self.server_tls: ServerTls | None = None
+        """The TLS of the ports; None if none has TLS."""
+        self.peer_tls: PeerTls | None = None
+        """The TLS towards other brokers; None if there are none."""
+        self.reloader = Reloader(settings.security_reload_interval_s)
         self.serving = False
-        self._http_socket: socket.socket | None = None
+        self._http_sockets: dict[PortSetting, socket.socket] = {}
         self._checks: asyncio.Future[None] | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
         self._server = BinaryServer(
-            self, handler_table(), send, max_connections=self.descriptors.binary
+            self,
+            handler_table(),
+            send,
+            max_connections=self.descriptors.binary,
+            handshakes=handshakes,
         )
+        self._tls_server: TlsBinaryServer | None = None
         self._exit = AsyncExitStack()
 
     @property
     def port(self) -> int:
-        """The port of the binary protocol, once started."""
+        """The port of the binary protocol, once started; 0 if it has TLS only."""
         return self._server.port
+
+    @property
+    def port_tls(self) -> int | None:
+        """The port of the binary protocol over TLS, once started; None without."""
+        return None if self._tls_server is None else self._tls_server.port
 
     @property
     def broker_id(self) -> str:
@@ -148,9 +187,9 @@ class Broker:
         self.bookkeeper = stores.bookkeeper
         self._health = HealthCheck(self.metadata, stores.ledgers, self.clock)
         at_stop("health", self._health.close)
-        at_stop("server", self._server.stop)
-        self._server.bind(settings.bind_host, settings.port)
-        self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        await self._load_security()
+        at_stop("server", self._stop_listening)
+        self._bind()
         self.offloads = Offloads(self, asyncio.get_running_loop().time)
         self.managed_ledgers = ManagedLedgerFactory(
             self.metadata,
@@ -162,10 +201,11 @@ class Broker:
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self._sweep_orphans()
-        await self._join_others(stores)
+        await self._join_others()
         self.namespaces = Namespaces(self.metadata, settings)
         at_stop("namespaces", self.namespaces.stop)
         await self.namespaces.start()
+        self._authorize()
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
         self.transactions = Transactions(self)
@@ -180,12 +220,125 @@ class Broker:
         at_stop("coordinators", self.transactions.stop_serving)
         await self.transactions.serve()
         self._start_periodic_work()
-        await self._server.start()
+        await self._listen()
         self.serving = True
         if stores.check_later is not None:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    async def _load_security(self) -> None:
+        """Load certificates, and what the providers of authentication need.
+
+        Raises `UnusableCertificate`, `ConfigurationError`.
+        """
+        self._make_authenticator()
+        await self._load_tls()
+        if self._joins_others:
+            await self._check_own_credentials()
+        self._release_at_stop("security_reload", self.reloader.stop)
+        self.reloader.start()
+
+    def _make_authenticator(self) -> None:
+        authenticator = make_authenticator(self.settings)
+        if not authenticator.enabled:
+            return
+        self.authenticator = authenticator
+        self._release_at_stop("authentication", self.authenticator.close)
+        for files in self.authenticator.files:
+            self.reloader.add(files)
+
+    async def _check_own_credentials(self) -> None:
+        """Log this broker in as another one would; brokers may then name the clients they act for.
+
+        Raises `ConfigurationError` if other brokers would refuse it.
+        """
+        if self.authenticator is None:
+            return
+        settings, own = self.settings, self.own_credentials
+        try:
+            credentials = replace(own.read(), certificate=own_certificate(settings))
+            identity = await self.authenticator.authenticate(credentials, address="this broker")
+        except (CredentialsRefused, InvalidSecret) as error:
+            raise ConfigurationError(
+                f"Other brokers would refuse this one: {error}  Set broker_client_token_file to a "
+                "file with a token that they take, of a role in superuser_roles."
+            ) from error
+        if settings.authorization == "on" and identity.role not in settings.superuser_roles:
+            raise ConfigurationError(
+                f"The role of this broker, {identity.role}, is not in superuser_roles: add it, or "
+                "give the broker a token of one that is."
+            )
+        self.authenticator.trust_broker(identity.role)
+
+    def _authorize(self) -> None:
+        """Have every command checked against its access rule, if authorization is on."""
+        settings = self.settings
+        if settings.authorization == "off":
+            return
+        self.authorizer = Authorizer(
+            self.namespaces,
+            frozenset(settings.superuser_roles),
+            wildcards=settings.authorization_wildcards,
+        )
+        guard = AccessGuard(self.authorizer, RULES, dry_run=settings.authorization == "dry_run")
+        self._release_at_stop("access", guard.stop)
+        self.namespaces.on_change(guard.policies_changed)
+        handlers = guard.guarded(handler_table())
+        for server in (self._server, self._tls_server):
+            if server is not None:
+                server.handlers = handlers
+
+    async def _load_tls(self) -> None:
+        settings, joins = self.settings, self._joins_others
+        if not settings.uses_tls and not joins:
+            return
+        # Not imported at the top: a single broker without TLS starts sooner.
+        tls = await asyncio.to_thread(importlib.import_module, "security.tls")
+        if settings.uses_tls:
+            ports: ServerTls = await asyncio.to_thread(tls.ServerTls, settings)
+            self.server_tls = ports
+            self.reloader.add(ports)
+        if joins:
+            peers: PeerTls = await asyncio.to_thread(tls.PeerTls, settings)
+            self.peer_tls = peers
+            self.reloader.add(peers)
+
+    def _bind(self) -> None:
+        """Bind the sockets of the binary protocol.  Raises `CannotListen`."""
+        settings, tls = self.settings, self.server_tls
+        if settings.plaintext_ports:
+            self._server.bind(settings.bind_host, settings.port)
+        self.placement.listening(port=self._server.port, http_port=settings.http_port)
+        if tls is not None and settings.port_tls is not None:
+            self._tls_server = TlsBinaryServer(
+                self,
+                handler_table(),
+                send,
+                max_connections=self.descriptors.binary,
+                handshakes=self.handshakes[PortSetting.PORT_TLS],
+                context=lambda: tls.current,
+            )
+            self._tls_server.bind(settings.bind_host, settings.port_tls)
+        self.placement.listening_tls(
+            port=self.port_tls,
+            http_port=settings.http_port_tls,
+            only=not settings.plaintext_ports,
+        )
+
+    async def _listen(self) -> None:
+        if self.settings.plaintext_ports:
+            await self._server.start()
+        if self._tls_server is not None:
+            await self._tls_server.start()
+
+    async def _stop_listening(self) -> None:
+        await self._server.stop()
+        if self._tls_server is not None:
+            await self._tls_server.stop()
+
+    def _has_room_for_handshake(self, handshakes: int) -> bool:
+        return len(self.connections) + handshakes < self.descriptors.binary
 
     def _start_periodic_work(self) -> None:
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
@@ -207,10 +360,14 @@ class Broker:
             # A damaged page keeps nobody from topics whose records are in others.
             log.error("orphaned_ledgers_not_swept", error=str(error), action="at the next start")
 
-    async def _join_others(self, stores: Stores) -> None:
+    @property
+    def _joins_others(self) -> bool:
+        return self.joins_others and self._stores is not None and self._stores.shared
+
+    async def _join_others(self) -> None:
         """Open the session of this process, and join the brokers that share its stores."""
         timeout_ms = self.settings.metadata_store_session_timeout_ms
-        if not stores.shared or not self.joins_others:
+        if not self._joins_others:
             self.session = await self.metadata.open_session(
                 timeout_ms=timeout_ms, identity=self.broker_id
             )
@@ -220,20 +377,18 @@ class Broker:
         module = await asyncio.to_thread(importlib.import_module, "broker.app.cluster_membership")
         joined: ClusterMembership = await module.join(self)
         several = self.placement = self._several = joined.placement
-        self._http_socket = joined.http_socket
-        self._exit.callback(self._close_http_socket)
+        self._http_sockets.update(joined.http_sockets)
+        self._exit.callback(self._close_http_sockets)
         self._release_at_stop("placement", several.stop)
         self.session = several.session
 
-    def take_http_socket(self) -> socket.socket | None:
-        """Pass the bound socket of the REST port to the caller; None if it was not bound early."""
-        taken, self._http_socket = self._http_socket, None
-        return taken
+    def take_http_socket(self, setting: PortSetting) -> socket.socket | None:
+        """Pass the bound socket of a REST port to the caller; None if it was not bound early."""
+        return self._http_sockets.pop(setting, None)
 
-    def _close_http_socket(self) -> None:
-        taken = self.take_http_socket()
-        if taken is not None:
-            taken.close()
+    def _close_http_sockets(self) -> None:
+        while self._http_sockets:
+            self._http_sockets.popitem()[1].close()
 
     async def drain(self) -> None:
         """Accept no new work, make everything acknowledged durable, and disconnect clients.
@@ -246,7 +401,7 @@ class Broker:
             await self.idle_topics.stop()
             await self.scalable.stop()
             await self.topics.hand_over()
-        await self._server.stop()
+        await self._stop_listening()
         connections = list(self.connections)
         for connection in connections:
             connection.pause_reading(DRAINING)

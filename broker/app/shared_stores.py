@@ -2,9 +2,13 @@
 
 import random
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar, Final
 
 from config.settings import Settings
+from magnetar.protocol.server_error import OperatorError, ServerError
 from storage.clock import Clock
 from storage.ledger.bookkeeper.auth_plugins import open_auth_plugin
 from storage.ledger.bookkeeper.bookie_options import BookieOptions
@@ -15,11 +19,46 @@ from storage.metadata.access import StoreAccess, UnusableAccessFile
 from storage.metadata.open import open_metadata_store
 from storage.metadata.store import MetadataStore
 
+CLUSTER_LIBRARIES: Final = {"grpc": "grpcio", "kazoo": "kazoo", "xxhash": "xxhash"}
+"""Modules of the extra `magnetar-broker[cluster]`, and the names that they are installed by."""
+
+
+class MissingClusterLibrary(OperatorError):
+    """The library for a store that brokers share is not installed; the message says what to do."""
+
+    code: ClassVar[ServerError] = ServerError.METADATA_ERROR
+
 
 async def open_shared_stores(
     settings: Settings, clock: Clock, rng: random.Random
 ) -> tuple[MetadataStore, BookKeeperLedgerStore]:
-    """Open both stores.  Raises `MetadataError`, `LedgerError`, `UnusableAccessFile`."""
+    """Open both stores.
+
+    Raises `MetadataError`, `LedgerError`, `UnusableAccessFile`, `MissingClusterLibrary`.
+    """
+    # The stores import their libraries when a URL names them.
+    with _explain_missing_library():
+        return await _open(settings, clock, rng)
+
+
+@contextmanager
+def _explain_missing_library() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = CLUSTER_LIBRARIES.get((error.name or "").partition(".")[0])
+        if missing is None:
+            raise
+        raise MissingClusterLibrary(
+            f"{missing}, which brokers with shared stores need, is not installed: install "
+            "magnetar-broker[cluster] (pip install './magnetar_broker[cluster]' in a checkout of "
+            "the project)."
+        ) from error
+
+
+async def _open(
+    settings: Settings, clock: Clock, rng: random.Random
+) -> tuple[MetadataStore, BookKeeperLedgerStore]:
     access = StoreAccess(
         token_file=settings.metadata_store_token_file,
         trust_certs_file=settings.metadata_store_tls_trust_certs_file,

@@ -5,15 +5,16 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, printable
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, mapping, printable
 
 
+@asking
 def orphans(
     delete: Annotated[bool, typer.Option("--delete", help="Remove them from the bookies")] = False,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Show ledgers on bookies that crashed brokers left and no record names."""
-    found = ask(admin_url, "DELETE" if delete else "GET", "/admin/v2/ledgers/orphans")
+    found = ask(admin, "DELETE" if delete else "GET", "/admin/v2/ledgers/orphans")
     ledgers = [mapping(each) for each in found] if isinstance(found, list) else []
     for each in ledgers:
         created_s = int(str(each["createdTimestamp"])) // 1000

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, mapping, topic_path
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, mapping, topic_path
 
 TopicOrSegment = Annotated[
     str,
@@ -39,22 +39,22 @@ def _query(url: str) -> str:
     return "?" + urlencode({"url": url}) if url else ""
 
 
+@asking
 def offload(
     topic: TopicOrSegment,
     url: UrlOption = "",
     wait: Annotated[bool, typer.Option(help="Return when it is done")] = False,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Copy the closed ledgers of a topic to the broker's storage of copies."""
     path = _path(topic)
-    ask(admin_url, "PUT", path + _query(url))
+    ask(admin, "PUT", path + _query(url))
     while wait and any(
-        part.get("status") == "RUNNING"
-        for part in _parts(ask(admin_url, "GET", path + "/manifest"))
+        part.get("status") == "RUNNING" for part in _parts(ask(admin, "GET", path + "/manifest"))
     ):
         time.sleep(_POLL_S)
     if wait:
-        status(topic, admin_url)
+        _show_status(topic, admin)
     else:
         typer.echo(f"Offloading {topic}: see `magnetar topics offload-status`.")
 
@@ -68,10 +68,15 @@ def _parts(answer: object) -> list[Mapping[str, object]]:
     return [found]
 
 
-def status(topic: TopicOrSegment, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def status(topic: TopicOrSegment, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show which ledgers of a topic are copied, and which of them are deleted."""
+    _show_status(topic, admin)
+
+
+def _show_status(topic: str, admin: Admin) -> None:
     failed = False
-    for part in _parts(ask(admin_url, "GET", _path(topic) + "/manifest")):
+    for part in _parts(ask(admin, "GET", _path(topic) + "/manifest")):
         error = part.get("lastError")
         failed = failed or bool(error)
         typer.echo(f"{part.get('topic')}  {part.get('status')}" + (f"  {error}" if error else ""))
@@ -97,25 +102,27 @@ def _line(ledger: Mapping[str, object]) -> str:
     )
 
 
-def drop_hot(topic: TopicOrSegment, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def drop_hot(topic: TopicOrSegment, admin: Admin = DEFAULT_ADMIN) -> None:
     """Delete the ledgers of a topic that have a complete copy now, not some time later."""
-    dropped = ask(admin_url, "POST", _path(topic) + "/dropHot")
+    dropped = ask(admin, "POST", _path(topic) + "/dropHot")
     lists = dropped.values() if isinstance(dropped, dict) else [dropped]
     count = sum(len(each) for each in lists if isinstance(each, list))
     typer.echo(f"Deleted {count} ledger(s) of {topic}; they are read from their copies.")
 
 
+@asking
 def orphans(
     url: UrlOption = "",
     delete: Annotated[
         bool,
         typer.Option("--delete", help="Delete them: only if no other cluster uses the location"),
     ] = False,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Show objects that crashes left in the storage of copies and no topic names."""
     path = "/admin/v2/offload/orphans" + _query(url)
-    found = ask(admin_url, "DELETE" if delete else "GET", path)
+    found = ask(admin, "DELETE" if delete else "GET", path)
     objects = found if isinstance(found, list) else []
     for each in objects:
         typer.echo(

@@ -2,20 +2,24 @@
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from http import HTTPStatus
 from http.client import HTTPMessage
-from typing import IO
+from pathlib import Path
+from typing import IO, cast
 
 from magnetar.protocol.rest_reason import BODY_MAX, rest_reason
+from magnetar.protocol.rest_redirect import RedirectRefused, redirect_target
 
 TIMEOUT_S = 30
 REDIRECTS_MAX = 5
 """Enough for a topic that moves meanwhile; it stops brokers that redirect in a circle."""
 
 _SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
+_WHO = "--token-file, --basic-user or --oauth2-key-file"
 
 
 class RestFailure(Exception):
@@ -42,6 +46,11 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
+        known = req.has_header("Authorization")
+        try:
+            newurl = redirect_target(req.full_url, newurl, with_credentials=known)
+        except RedirectRefused as error:
+            raise RestFailure(str(error)) from None
         scheme, host, *_ = urllib.parse.urlsplit(newurl)
         self.at = f"{scheme}://{host}"
         if code not in _SAME_METHOD:
@@ -51,24 +60,59 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         )
 
 
-def call(base_url: str, method: str, path: str, body: object | None = None) -> object:
+def client_context(
+    trust_file: Path | None, certificate_file: Path | None, key_file: Path | None
+) -> ssl.SSLContext:
+    """Make a TLS context that verifies the broker, by the system's authorities without a file.
+
+    Raises `RestFailure` for files that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=trust_file)
+    except (OSError, ssl.SSLError) as error:
+        raise RestFailure(
+            f"{trust_file} cannot be used ({error}): name a PEM file with the certificates of "
+            "authorities by --tls-trust-file."
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate_file is not None:
+        try:
+            context.load_cert_chain(certificate_file, key_file)
+        except (OSError, ssl.SSLError) as error:
+            files = certificate_file if key_file is None else f"{certificate_file} and {key_file}"
+            raise RestFailure(
+                f"{files} cannot be used ({error}): name the PEM files of a certificate and of its "
+                "key by --tls-certificate-file and --tls-key-file."
+            ) from error
+    return context
+
+
+def call(
+    base_url: str,
+    method: str,
+    path: str,
+    body: object | None = None,
+    *,
+    authorization: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> object:
     """Send one request; return the decoded JSON, or None for an empty body.
 
-    Raises `RestFailure` with the broker's own reason.
+    `authorization` is the header of that name; `tls` is the context for https:// addresses.  Raises
+    `RestFailure` with the broker's own reason.
     """
     if not base_url.startswith(("http://", "https://")):
         raise RestFailure(f"{base_url} is no REST address: write it as http://host:port.")
     data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    if authorization is not None:
+        headers["Authorization"] = authorization
     request = urllib.request.Request(
-        base_url.rstrip("/") + path,
-        data=data,
-        method=method,
-        headers={"Content-Type": "application/json", "Accept": "application/json"},
+        base_url.rstrip("/") + path, data=data, method=method, headers=headers
     )
     redirects = _RedirectHandler(base_url)
     try:
-        opener = urllib.request.build_opener(redirects)
-        with opener.open(request, timeout=TIMEOUT_S) as response:
+        with _opened(request, redirects, TIMEOUT_S, tls) as response:
             return _decode(response.read(), redirects.at)
     except urllib.error.HTTPError as error:
         if error.code in _SAME_METHOD:
@@ -76,9 +120,12 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
                 f"The brokers redirected the request more than {REDIRECTS_MAX} times, last to "
                 f"{redirects.at}: the owner of the topic is changing. Try again."
             ) from error
-        raise RestFailure(refusal(error, redirects.at)) from error
+        known = authorization is not None
+        raise RestFailure(refusal(error, redirects.at, known=known)) from error
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise RestFailure(not_trusted(redirects.at, reason)) from error
         raise RestFailure(
             f"No broker answers at {redirects.at} ({reason}): start one with "
             "`magnetar standalone`, or name another with --admin-url."
@@ -90,20 +137,68 @@ def call(base_url: str, method: str, path: str, body: object | None = None) -> o
         ) from error
 
 
-def refusal(error: urllib.error.HTTPError, server: str) -> str:
-    """The status and the reason of an HTTP error, as one line."""
+def fetch(
+    url: str,
+    timeout_s: float,
+    *,
+    authorization: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> bytes:
+    """The body of a GET; see `call`.
+
+    Raises `RestFailure` for a redirect that is not followed, and as urllib does.
+    """
+    headers = {} if authorization is None else {"Authorization": authorization}
+    request = urllib.request.Request(url, headers=headers)
+    with _opened(request, _RedirectHandler(url), timeout_s, tls) as answer:
+        return answer.read()
+
+
+def _opened(
+    request: urllib.request.Request,
+    redirects: _RedirectHandler,
+    timeout_s: float,
+    tls: ssl.SSLContext | None,
+) -> http.client.HTTPResponse:
+    https = [] if tls is None else [urllib.request.HTTPSHandler(context=tls)]
+    opener = urllib.request.build_opener(redirects, *https)
+    return cast("http.client.HTTPResponse", opener.open(request, timeout=timeout_s))
+
+
+def not_trusted(server: str, error: ssl.SSLCertVerificationError) -> str:
+    """The sentence for a certificate that could not be verified."""
+    return (
+        f"The certificate of {server} is not trusted ({error.verify_message}): name its authority "
+        "by --tls-trust-file, and the broker by a name that the certificate has."
+    )
+
+
+def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) -> str:
+    """The status and the reason of an HTTP error, as one line; `known`: there were credentials."""
     try:
         reason = rest_reason(error.read(BODY_MAX))
     except (OSError, http.client.HTTPException):  # The status is known; the rest is lost.
         reason = ""
     status = f"{error.code} {error.reason}".strip()
-    if reason not in ("", error.reason, f"HTTP {status}"):
+    own = reason not in ("", error.reason, f"HTTP {status}")
+    if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        said = f" ({reason.rstrip('. ')})" if own else ""
+        return f"{status}{said}: {_advice(error.code, server, known=known)}"
+    if own:
         return f"{status}: {reason}"
     # Every error of a Magnetar broker has a reason.
     return (
         f"{status}: {server} gives no reason, so it may not be a Magnetar broker; Apache Pulsar "
         "lacks some of these commands. Name a Magnetar broker with --admin-url."
     )
+
+
+def _advice(code: int, server: str, *, known: bool) -> str:
+    if code == HTTPStatus.FORBIDDEN:
+        return f"the role may not do this on {server}; use one that has the permission ({_WHO})."
+    if known:
+        return f"{server} does not accept these credentials; give others ({_WHO})."
+    return f"{server} wants credentials; give them with {_WHO}."
 
 
 def _decode(text: bytes, server: str) -> object:

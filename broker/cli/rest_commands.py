@@ -1,17 +1,70 @@
 """Options and helpers of commands that send REST requests to a broker."""
 
-from collections.abc import Mapping
-from typing import Annotated
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Final
 from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_client import RestFailure, call
+from broker.cli.rest_client import RestFailure, call, client_context
+from magnetar.cli.option_group import with_options
+from magnetar.cli.security_options import SecurityOptions
+from magnetar.protocol.server_error import MagnetarError
 
-AdminUrl = Annotated[
-    str, typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker")
-]
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8080"
+
+
+@dataclass(frozen=True)
+class Admin(SecurityOptions):
+    """The REST interface that one command line names, and its credentials and TLS.
+
+    Raises typer.BadParameter.
+    """
+
+    admin_url: Annotated[
+        str,
+        typer.Option("--admin-url", envvar="MAGNETAR_ADMIN_URL", help="REST address of a broker"),
+    ] = DEFAULT_ADMIN_URL
+
+    def authorization(self) -> str | None:
+        """The header `Authorization`, or None without credentials.
+
+        Raises `RestFailure` if a file cannot be read, or an issuer gives no token.
+        """
+        try:
+            return self._authorize(self.admin_url)
+        except MagnetarError as error:
+            raise RestFailure(str(error)) from error
+
+    @cached_property
+    def _authorize(self) -> Callable[[str], str | None]:
+        # Imported by commands that ask a broker, and not by the broker's own start.
+        from magnetar.credentials.rest import RestCredentials
+
+        # One for all requests of a command, as it keeps the token of an issuer.
+        return RestCredentials(self.token_text, self.basic, self.oauth2).authorization
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The TLS context of requests; None for an address without TLS.  Raises `RestFailure`."""
+        if not self.admin_url.startswith("https://"):
+            return None
+        context = client_context(self.tls_trust_file, self.tls_certificate_file, self.tls_key_file)
+        if not (self.tls_check_certificate and self.tls_check_hostname):
+            context.check_hostname = False
+        if not self.tls_check_certificate:
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+DEFAULT_ADMIN: Final = Admin()
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `admin` by the options of `Admin`."""
+    return with_options(command, "admin", Admin)
 
 
 def topic_path(topic: str) -> str:
@@ -27,10 +80,17 @@ def topic_path(topic: str) -> str:
     return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def ask(admin_url: str, method: str, path: str, body: object | None = None) -> object:
+def ask(admin: Admin, method: str, path: str, body: object | None = None) -> object:
     """Send one REST request; a failure ends the command with its reason."""
     try:
-        return call(admin_url, method, path, body)
+        return call(
+            admin.admin_url,
+            method,
+            path,
+            body,
+            authorization=admin.authorization(),
+            tls=admin.tls_context(),
+        )
     except RestFailure as failure:
         typer.echo(str(failure), err=True)
         raise typer.Exit(1) from failure

@@ -8,16 +8,17 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
 from broker.app.descriptors import raise_descriptor_limit, share_descriptors
 from broker.app.service import Broker
-from broker.wire.listening import CannotListen, PortSetting, bind_port
+from broker.placement import BrokerAddress
+from broker.wire.listening import CannotListen, bind_port, ports_of
 from config.bounds import BROKER_STOP_S
-from config.settings import Settings
+from config.settings import ConfigurationError, Settings
 from magnetar.protocol.server_error import MagnetarError
 from storage.clock import SystemClock
 
@@ -36,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 ADMIN_MODULE = "broker.admin.app"
 
+DEFAULT_HTTP_PORT = 8080
+
 GC_THRESHOLD = 50_000
 """Young allocations between garbage collections.
 
@@ -43,8 +46,8 @@ Messages in flight are no garbage, and the default of 700 has the collector scan
 """
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal; returns the exit status.
+def serve(settings: Settings, hints: Sequence[str] = ()) -> int:
+    """Serve until a signal; returns the exit status.  `hints` are lines for the banner.
 
     The process is ready when it prints the banner.  The first SIGTERM or SIGINT drains the broker
     (no new connections, everything acknowledged durable) and exits 0; a second one exits 1 at once.
@@ -54,12 +57,12 @@ def serve(settings: Settings) -> int:
     raise_descriptor_limit(share_descriptors(None, settings).needed)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_serve(settings))
+            return runner.run(_serve(settings, hints))
     except CannotListen as error:
         for each in (error, *other_listen_errors(settings, error)):
             print(f"magnetar: {each}", file=sys.stderr)
         return 1
-    except (MagnetarError, OSError) as error:
+    except (MagnetarError, ConfigurationError, OSError) as error:
         print(f"magnetar: {error}", file=sys.stderr)
         return 1
 
@@ -67,17 +70,17 @@ def serve(settings: Settings) -> int:
 def other_listen_errors(settings: Settings, first: CannotListen) -> list[CannotListen]:
     """The errors of the ports that the broker did not try because of the first error."""
     errors = []
-    for setting in PortSetting:
+    for setting, port in ports_of(settings).items():
         if first.setting in (None, setting):
             continue
         try:
-            bind_port(settings.bind_host, getattr(settings, setting.setting), setting).close()
+            bind_port(settings.bind_host, port, setting).close()
         except CannotListen as error:
             errors.append(error)
     return errors
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, hints: Sequence[str]) -> int:
     started = time.monotonic()
     stop = asyncio.Event()
     _on_signals(stop)
@@ -93,7 +96,9 @@ async def _serve(settings: Settings) -> int:
         admin = await _admin_server(broker)
         await admin.start()
         gc.freeze()
-        print(banner(settings, broker.port, admin.port, time.monotonic() - started), flush=True)
+        _check_files_at_hangup(broker)
+        took_s = time.monotonic() - started
+        print(banner(settings, broker.placement.me, took_s, hints), flush=True)
         await stop.wait()
         log.info("draining", timeout_s=settings.drain_timeout_s)
         try:
@@ -158,20 +163,31 @@ def _on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
 
 
-def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
-    """The banner of a ready broker: its data, its addresses, and the next commands to try."""
-    host = settings.advertised_host
+def _check_files_at_hangup(broker: Broker) -> None:
+    """Have SIGHUP load changed certificates and keys; without any it ends the process, as ever."""
+    if broker.reloader.parts:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, broker.reloader.check_soon)
+
+
+def banner(settings: Settings, me: BrokerAddress, took_s: float, hints: Sequence[str] = ()) -> str:
+    """The banner of a ready broker: its data, its addresses, and the next commands to try.
+
+    `hints` are commands to type before those.
+    """
     command = sys.argv[0] if sys.argv[0].endswith("magnetar") else "magnetar"
-    where = "" if http_port == 8080 else f" --admin-url http://{host}:{http_port}"
+    rest = me.web_url_for(tls=False)
+    default = hints or me.web_url.endswith(f":{DEFAULT_HTTP_PORT}")
+    where = "" if default else f" --admin-url {rest}"
     return "\n".join(
         [
             "",
             f"  Magnetar is ready ({took_s * 1000:.0f} ms)",
             "",
             *_stores(settings),
-            f"  clients   pulsar://{host}:{port}",
-            f"  REST      http://{host}:{http_port}/admin/v2   metrics at /metrics",
+            *_lines("clients", [me.url, me.url_tls]),
+            *_lines("REST", [_rest_paths(me.web_url), _rest_paths(me.web_url_tls)]),
             "",
+            *_lines("first", hints),
             f"  next      {command} topics create my-topic --segments 4{where}",
             f"            {command} topics get my-topic{where}",
             "            point a Pulsar v5 client at the address above",
@@ -180,6 +196,16 @@ def banner(settings: Settings, port: int, http_port: int, took_s: float) -> str:
             "",
         ]
     )
+
+
+def _rest_paths(url: str | None) -> str:
+    return f"{url}/admin/v2   metrics at /metrics" if url else ""
+
+
+def _lines(name: str, values: Iterable[str | None]) -> list[str]:
+    """A line for each value, the first one with the name before it."""
+    present = [value for value in values if value]
+    return [f"  {name if not n else '':<9} {value}" for n, value in enumerate(present)]
 
 
 def _stores(settings: Settings) -> list[str]:

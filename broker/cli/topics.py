@@ -9,9 +9,10 @@ import typer
 
 from broker.cli.offload import add_offload
 from broker.cli.rest_commands import (
-    DEFAULT_ADMIN_URL,
-    AdminUrl,
+    DEFAULT_ADMIN,
+    Admin,
     ask,
+    asking,
     mapping,
     printable,
     topic_path,
@@ -20,32 +21,35 @@ from broker.cli.rest_commands import (
 TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
 
 
+@asking
 def create(
     topic: TopicArgument,
     segments: Annotated[int, typer.Option(min=1, help="Segments to begin with")] = 1,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Create a scalable topic."""
-    ask(admin_url, "PUT", f"{topic_path(topic)}?numInitialSegments={segments}")
+    ask(admin, "PUT", f"{topic_path(topic)}?numInitialSegments={segments}")
     typer.echo(f"Created {topic} with {segments} segment(s).")
 
 
+@asking
 def list_topics(
     namespace: Annotated[str, typer.Argument(help="tenant/namespace")] = "public/default",
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List the scalable topics of a namespace."""
     parts = namespace.split("/")
     if len(parts) != 2 or not all(parts):
         raise typer.BadParameter(f"{namespace!r} is not a namespace: write tenant/namespace.")
-    answer = ask(admin_url, "GET", f"/admin/v2/scalable/{quote(namespace)}")
+    answer = ask(admin, "GET", f"/admin/v2/scalable/{quote(namespace)}")
     for name in answer if isinstance(answer, list) else []:
         typer.echo(printable(name))
 
 
-def get(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def get(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show the layout: every segment with its range, state, parents and children."""
-    layout = mapping(ask(admin_url, "GET", topic_path(topic)))
+    layout = mapping(ask(admin, "GET", topic_path(topic)))
     typer.echo(f"{topic}  epoch {layout.get('epoch')}")
     typer.echo(f"{'segment':>8}  {'range':<11}  {'state':<7}  parents   children")
     segments = mapping(layout.get("segments"))
@@ -65,40 +69,44 @@ def _ids(values: object) -> str:
     return ",".join(str(value) for value in values) if isinstance(values, list) and values else "-"
 
 
+@asking
 def delete(
     topic: TopicArgument,
     force: Annotated[bool, typer.Option(help="Even while clients are connected")] = False,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Delete a scalable topic and its data."""
-    ask(admin_url, "DELETE", f"{topic_path(topic)}?force={str(force).lower()}")
+    ask(admin, "DELETE", f"{topic_path(topic)}?force={str(force).lower()}")
     typer.echo(f"Deleted {topic}.")
 
 
+@asking
 def split(
     topic: TopicArgument,
     segment: Annotated[int, typer.Argument(help="Id of an active segment")],
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Split one active segment in two."""
-    ask(admin_url, "POST", f"{topic_path(topic)}/split/{segment}")
+    ask(admin, "POST", f"{topic_path(topic)}/split/{segment}")
     typer.echo(f"Split segment {segment} of {topic}.")
 
 
+@asking
 def merge(
     topic: TopicArgument,
     first: Annotated[int, typer.Argument(help="Id of an active segment")],
     second: Annotated[int, typer.Argument(help="Id of an adjacent active segment")],
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Merge two adjacent active segments into one."""
-    ask(admin_url, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
+    ask(admin, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
     typer.echo(f"Merged segments {first} and {second} of {topic}.")
 
 
-def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def history(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show the splits, merges and moves of a topic, oldest first."""
-    answer = ask(admin_url, "GET", f"{topic_path(topic)}/history")
+    answer = ask(admin, "GET", f"{topic_path(topic)}/history")
     for entry in answer if isinstance(answer, list) else []:
         event = mapping(entry)
         time_s = int(str(event.get("timeMs", 0))) / 1000
@@ -109,9 +117,10 @@ def history(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
         )
 
 
-def stats(topic: TopicArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def stats(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show segments, traffic, and the backlog of each subscription."""
-    answer = mapping(ask(admin_url, "GET", f"{topic_path(topic)}/stats"))
+    answer = mapping(ask(admin, "GET", f"{topic_path(topic)}/stats"))
     typer.echo(
         f"{topic}  epoch {answer.get('epoch')}  {answer.get('activeSegments')} active segment(s)"
     )

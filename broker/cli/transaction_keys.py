@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, or_dash, printable
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, or_dash, printable
 from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"
@@ -39,16 +39,17 @@ def _path(key: str, owner: str) -> str:
     return f"{BASE}?{urlencode({'key': key, **({'owner': owner} if owner else {})})}"
 
 
+@asking
 def list_keys(
     limit: Annotated[
         int, typer.Option(min=1, max=TXN_KEYS_LISTED, help="Show at most this many")
     ] = 100,
     after: Annotated[str, typer.Option(help="Continue an earlier list after its `next`")] = "",
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List transaction keys, with the last transaction of each."""
     query = urlencode({"limit": limit, "after": after})
-    answer = _mapping(ask(admin_url, "GET", f"{BASE}?{query}"))
+    answer = _mapping(ask(admin, "GET", f"{BASE}?{query}"))
     rows = answer.get("keys")
     rows = rows if isinstance(rows, list) else []
     if rows:
@@ -59,10 +60,11 @@ def list_keys(
     typer.echo(f"{len(rows)} shown{f'; more with --after {more!r}' if more else ''}.")
 
 
-def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def get(key: KeyArgument, owner: OwnerOption = "", admin: Admin = DEFAULT_ADMIN) -> None:
     """Show one key: its epoch, its last transaction, and how many connections use it."""
     typer.echo(_COLUMNS)
-    row = _mapping(ask(admin_url, "GET", _path(key, owner)))
+    row = _mapping(ask(admin, "GET", _path(key, owner)))
     typer.echo(_line(row))
     last = _mapping(row.get("lastGroup"))
     if last:
@@ -74,11 +76,10 @@ def get(key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT
             typer.echo(f"  with positions {printable(last.get('positions'))}")
 
 
-def delete(
-    key: KeyArgument, owner: OwnerOption = "", admin_url: AdminUrl = DEFAULT_ADMIN_URL
-) -> None:
+@asking
+def delete(key: KeyArgument, owner: OwnerOption = "", admin: Admin = DEFAULT_ADMIN) -> None:
     """Delete a key: abort its open transaction, and close connections that use it."""
-    ask(admin_url, "DELETE", _path(key, owner))
+    ask(admin, "DELETE", _path(key, owner))
     typer.echo(f"Transaction key {printable(key)} is deleted.")
 
 

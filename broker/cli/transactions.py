@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN_URL, AdminUrl, ask, printable
+from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, printable
 from broker.cli.transaction_keys import register_keys
 from config.bounds import TXN_LISTED
 
@@ -89,17 +89,18 @@ def _group_lines(group: Mapping[str, object]) -> Iterator[str]:
         yield f"  of which {messages} messages are on {printable(segment)}"
 
 
+@asking
 def list_open(
     coordinator: Annotated[int | None, typer.Option(help="Show those of one coordinator")] = None,
     older_than_s: Annotated[int, typer.Option(min=0, help="Show those open for longer")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=TXN_LISTED, help="Show at most this many")] = 100,
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List open transactions, the oldest first."""
     query = f"limit={limit}&olderThanMs={older_than_s * 1000}"
     if coordinator is not None:
         query += f"&coordinatorId={coordinator}"
-    answer = _mapping(ask(admin_url, "GET", f"{BASE}/open?{query}"))
+    answer = _mapping(ask(admin, "GET", f"{BASE}/open?{query}"))
     rows = _rows(answer.get("transactions"))
     if rows:
         typer.echo(_COLUMNS)
@@ -108,9 +109,10 @@ def list_open(
     typer.echo(f"{answer.get('open')} open, {len(rows)} shown.")
 
 
-def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+@asking
+def show(txn: TxnArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     """Show one transaction: its state, its owner, its writes and acknowledgements."""
-    row = _mapping(ask(admin_url, "GET", f"{BASE}/transaction/{txn_path(txn)}"))
+    row = _mapping(ask(admin, "GET", f"{BASE}/transaction/{txn_path(txn)}"))
     typer.echo(_COLUMNS)
     typer.echo(_line(row))
     for line in _group_lines(_mapping(row.get("group"))):
@@ -128,12 +130,13 @@ def show(txn: TxnArgument, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
         )
 
 
+@asking
 def why(
     topic: Annotated[str, typer.Argument(help="topic://t/ns/x, persistent://..., segment://...")],
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """Show the open transactions on each segment that keep readers from the end of a topic."""
-    answer = _mapping(ask(admin_url, "GET", f"{BASE}/why/{named_path(topic)}"))
+    answer = _mapping(ask(admin, "GET", f"{BASE}/why/{named_path(topic)}"))
     segments = _rows(answer.get("segments"))
     pinned = 0
     for segment in segments:
@@ -156,15 +159,16 @@ def why(
         typer.echo("End one by hand with `magnetar txn end TRANSACTION abort`.")
 
 
+@asking
 def end(
     txn: TxnArgument,
     action: Annotated[str, typer.Argument(help="commit or abort")],
-    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+    admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """End one transaction; its client gets an error when it goes on."""
     if action not in ("commit", "abort"):
         raise typer.BadParameter(f"{action!r} is no end of a transaction: write commit or abort.")
-    ask(admin_url, "POST", f"{BASE}/end/{txn_path(txn)}?action={action}")
+    ask(admin, "POST", f"{BASE}/end/{txn_path(txn)}?action={action}")
     typer.echo(f"Transaction {txn} is {'committed' if action == 'commit' else 'aborted'}.")
 
 

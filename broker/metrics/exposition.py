@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from broker.app.service import Broker
 from broker.metrics.offload import offload_metrics
 from broker.metrics.placement import placement_metrics
+from broker.metrics.security import security_metrics
 from broker.metrics.stores import (
     bookkeeper_metrics,
     damage_metrics,
@@ -43,6 +44,7 @@ class BrokerCollector(Collector):
             "pulsar_version", "Version of the broker", {"version": broker.version}
         )
         yield from self._connections()
+        yield from security_metrics(broker)
         yield from transaction_metrics(broker)
         yield from placement_metrics(broker)
         yield from offload_metrics(broker)

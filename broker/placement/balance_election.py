@@ -107,10 +107,11 @@ class BalanceElection:
 
 def _encode(address: BrokerAddress) -> bytes:
     value = {
-        "serviceUrl": address.web_url,
+        "serviceUrl": address.web_url_for(tls=False),
         "brokerId": address.broker_id,
-        "pulsarServiceUrl": address.url,
+        "pulsarServiceUrl": address.url or None,
         "pulsarServiceUrlTls": address.url_tls,
+        "serviceUrlTls": address.web_url_tls,
     }
     return json.dumps(value, separators=(",", ":")).encode()
 
@@ -119,12 +120,15 @@ def _decode(record: Record) -> BrokerAddress | None:
     """The leader in a record; None if the record is unreadable, which is logged."""
     try:
         value = json.loads(record.value)
-        tls = value.get("pulsarServiceUrlTls")
+        tls, web_tls = value.get("pulsarServiceUrlTls"), value.get("serviceUrlTls")
+        web_url = str(value["serviceUrl"])
         return BrokerAddress(
-            str(value.get("pulsarServiceUrl", "")),
+            str(value.get("pulsarServiceUrl") or ""),
             tls if isinstance(tls, str) else None,
-            str(value["serviceUrl"]),
+            # Without a plain port it is the address with TLS.
+            web_url if web_url != web_tls else "",
             str(value["brokerId"]),
+            web_tls if isinstance(web_tls, str) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.error("leader_record_unreadable", error=repr(error))

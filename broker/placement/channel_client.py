@@ -24,6 +24,7 @@ from broker.placement.channel import (
     Refusal,
     goodbye_of,
 )
+from broker.placement.dialing import Dialer
 from broker.placement.peer_failed import PeerFailed
 from broker.placement.placement import BrokerAddress
 from broker.placement.typed_request import Request
@@ -37,6 +38,7 @@ from config.bounds import (
     CHANNEL_RETRY_S,
 )
 from magnetar.protocol.backoff import Backoff
+from security.errors import InvalidSecret
 
 A = TypeVar("A")
 H = TypeVar("H")
@@ -48,9 +50,10 @@ log = structlog.get_logger(__name__)
 class ChannelClient:
     """The channels of one broker to all others."""
 
-    def __init__(self, broker_id: Callable[[], str]) -> None:
+    def __init__(self, broker_id: Callable[[], str], dialer: Dialer | None = None) -> None:
         """`broker_id` returns the id of this broker, for HELLO."""
         self._broker_id = broker_id
+        self._dialer = dialer or Dialer()
         self._http: aiohttp.ClientSession | None = None
         self._channels: dict[str, _Channel] = {}
         self._closed = False
@@ -90,7 +93,7 @@ class ChannelClient:
             self._http = aiohttp.ClientSession()
         known = self._channels.get(address.broker_id)
         if known is None:
-            known = _Channel(self._http, self._broker_id, address)
+            known = _Channel(self._http, self._broker_id, address, self._dialer)
             self._channels[address.broker_id] = known
         return known
 
@@ -99,9 +102,14 @@ class _Channel:
     """The channel to one broker: opens the connection and opens it again when it was lost."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, broker_id: Callable[[], str], address: BrokerAddress
+        self,
+        http: aiohttp.ClientSession,
+        broker_id: Callable[[], str],
+        address: BrokerAddress,
+        dialer: Dialer,
     ) -> None:
         self._address = address
+        self._dialer = dialer
         self._http = http
         self._broker_id = broker_id
         self._backoff = Backoff(CHANNEL_RETRY_S, CHANNEL_RETRY_MAX_S)
@@ -139,15 +147,24 @@ class _Channel:
         try:
             async with asyncio.timeout(CHANNEL_CONNECT_S):
                 connection = await self._connect()
-        except (*LOST, TimeoutError, ChannelViolation, ChannelRefused) as error:
+        except (
+            *LOST,
+            TimeoutError,
+            ChannelViolation,
+            ChannelRefused,
+            InvalidSecret,
+        ) as error:
             self._not_before_s = loop.time() + self._backoff.pause_s()
             raise self._failure(error) from error
         self._backoff.reset()
         return connection
 
     async def _connect(self) -> "ChannelConnection":
+        web = self._dialer.web_of(self._address)
         socket = await self._http.ws_connect(
-            self._address.web_url + CHANNEL_PATH,
+            web.url + CHANNEL_PATH,
+            ssl=web.tls or True,
+            headers=self._dialer.credentials.headers(),
             heartbeat=CHANNEL_HEARTBEAT_S,
             max_msg_size=CHANNEL_FRAME_BYTES,
             timeout=aiohttp.ClientWSTimeout(ws_close=CHANNEL_CLOSE_S),
@@ -165,8 +182,13 @@ class _Channel:
 
     def _failure(self, error: Exception) -> PeerFailed:
         status = error.status if isinstance(error, aiohttp.WSServerHandshakeError) else None
-        if isinstance(error, ChannelRefused):
+        if isinstance(error, ChannelRefused | InvalidSecret):
             reason = str(error)
+        elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            reason = (
+                f"The broker {self._address.broker_id} refuses the credentials of this one: give "
+                "all brokers a token of one superuser (broker_client_token_file)."
+            )
         elif status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
             reason = (
                 f"The broker {self._address.broker_id} has no channel between brokers: run the "

@@ -49,8 +49,10 @@ class ChannelServer:
         self._working = BackgroundTasks()
         self._stopping = False
 
-    async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Serve one connection until it is closed or lost.
+    async def serve(
+        self, request: web.Request, *, for_s: float | None = None
+    ) -> web.WebSocketResponse:
+        """Serve one connection until it is closed or lost, or for `for_s` seconds.
 
         Requests of a lost connection are carried out to their end: the broker that asked sends
         them again, and they may be made twice.
@@ -66,7 +68,11 @@ class ChannelServer:
         self._sessions[session] = None
         sending = asyncio.create_task(session.send_events())
         try:
-            await self._read(session)
+            async with asyncio.timeout(for_s):
+                await self._read(session)
+        except TimeoutError:
+            # The credentials have expired: the other broker connects again, with new ones.
+            log.debug("channel_credentials_expired", broker=session.end.peer_id)
         except (ChannelViolation, ChannelRefused) as error:
             log.warning("channel_refused", remote=request.remote, error=str(error))
             await session.send(goodbye_of(error))

@@ -258,9 +258,9 @@ def report_of(member: Member) -> dict[str, object]:
     """
     address, load = member.address, member.load
     return {
-        "webServiceUrl": address.web_url,
-        "webServiceUrlTls": None,
-        "pulsarServiceUrl": address.url,
+        "webServiceUrl": address.web_url or None,
+        "webServiceUrlTls": address.web_url_tls,
+        "pulsarServiceUrl": address.url or None,
         "pulsarServiceUrlTls": address.url_tls,
         "advertisedListeners": {},
         "protocols": {},
@@ -289,13 +289,13 @@ def decode_member(record: Record) -> Member | None:
     try:
         value = json.loads(record.value)
         properties = value["properties"]
-        url_tls = value.get("pulsarServiceUrlTls")
         return Member(
             BrokerAddress(
-                str(value["pulsarServiceUrl"]),
-                url_tls if isinstance(url_tls, str) else None,
-                str(value["webServiceUrl"]),
+                str(value["pulsarServiceUrl"] or ""),
+                _text_of(value.get("pulsarServiceUrlTls")),
+                str(value["webServiceUrl"] or ""),
                 name_of(record.key),
+                _text_of(value.get("webServiceUrlTls")),
             ),
             str(properties[_INCARNATION]),
             MemberState(properties[_STATE]),
@@ -313,3 +313,7 @@ def decode_member(record: Record) -> Member | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.error("broker_record_unreadable", key=record.key, error=repr(error))
         return None
+
+
+def _text_of(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

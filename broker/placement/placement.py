@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar, Protocol, TypeVar
 
+from broker.placement.dialing import Dialer
 from broker.placement.typed_request import Request
 from config.bounds import PEER_TIMEOUT_S
 from magnetar.background_tasks import EndsForGood
@@ -42,12 +43,27 @@ class SupersededProcess(PlacementNotReady, EndsForGood):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """The addresses at which clients reach a broker.  `url_tls` is None without a TLS port."""
+    """The addresses at which clients reach a broker.
+
+    An address without TLS is empty if the broker has no such port, and one with TLS is None.
+    """
 
     url: str
     url_tls: str | None = None
     web_url: str = ""
     broker_id: str = ""
+    web_url_tls: str | None = None
+
+    def url_for(self, tls: bool) -> str:
+        """The address for a client that uses TLS, or none; the other one if there is no such."""
+        over_tls = self.url_tls or ""
+        return (over_tls or self.url) if tls else (self.url or over_tls)
+
+    def web_url_for(self, tls: bool) -> str:
+        """The REST address for a client that uses TLS, or none; the other one likewise."""
+        return (
+            (self.web_url_tls or self.web_url) if tls else (self.web_url or self.web_url_tls or "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +135,11 @@ class Placement(ABC):
         self._host = f"[{advertised_host}]" if ":" in advertised_host else advertised_host
         self._port = 0
         self._http_port = 0
+        self._port_tls: int | None = None
+        self._http_port_tls: int | None = None
+        self._plaintext = True
+        self.dialer = Dialer()
+        """Connects to the binary protocol of other brokers."""
         self.counters = PlacementCounters()
 
     def listening(self, *, port: int | None = None, http_port: int | None = None) -> None:
@@ -126,25 +147,40 @@ class Placement(ABC):
         self._port = self._port if port is None else port
         self._http_port = self._http_port if http_port is None else http_port
 
+    def listening_tls(
+        self, *, port: int | None = None, http_port: int | None = None, only: bool = False
+    ) -> None:
+        """Set the ports with TLS, once the sockets are open; `only`: there are no plain ones."""
+        self._port_tls = self._port_tls if port is None else port
+        self._http_port_tls = self._http_port_tls if http_port is None else http_port
+        self._plaintext = self._plaintext and not only
+
     @property
     def broker_id(self) -> str:
-        """`host:port` of the REST address: Pulsar's broker id."""
-        return f"{self._host}:{self._http_port}"
+        """`host:port` of the REST address, the plain one if there is one: Pulsar's broker id."""
+        return f"{self._host}:{self._http_port if self._plaintext else self._http_port_tls}"
 
     @property
     def broker_url(self) -> str:
-        """`pulsar://...` of this broker."""
-        return f"pulsar://{self._host}:{self._port}"
+        """`pulsar://...` of this broker; empty without a plain port."""
+        return f"pulsar://{self._host}:{self._port}" if self._plaintext else ""
 
     @property
     def web_url(self) -> str:
-        """`http://...` of this broker."""
-        return f"http://{self.broker_id}"
+        """`http://...` of this broker; empty without a plain port."""
+        return f"http://{self._host}:{self._http_port}" if self._plaintext else ""
 
     @property
     def me(self) -> BrokerAddress:
         """The address of this broker."""
-        return BrokerAddress(self.broker_url, None, self.web_url, self.broker_id)
+        port, http_port = self._port_tls, self._http_port_tls
+        return BrokerAddress(
+            self.broker_url,
+            None if port is None else f"pulsar+ssl://{self._host}:{port}",
+            self.web_url,
+            self.broker_id,
+            None if http_port is None else f"https://{self._host}:{http_port}",
+        )
 
     @property
     @abstractmethod
@@ -294,7 +330,13 @@ class OneBroker(Placement):
 
     def load_report(self) -> Mapping[str, object]:
         """See `Placement`.  It has no load, as there is no other broker to report it to."""
-        return {"webServiceUrl": self.web_url, "pulsarServiceUrl": self.broker_url}
+        me = self.me
+        return {
+            "webServiceUrl": me.web_url or None,
+            "webServiceUrlTls": me.web_url_tls,
+            "pulsarServiceUrl": me.url or None,
+            "pulsarServiceUrlTls": me.url_tls,
+        }
 
     def known_owner(self, name: TopicName) -> BrokerAddress | None:
         """See `Placement`."""

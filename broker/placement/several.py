@@ -13,6 +13,7 @@ import structlog
 from broker.placement.balance_election import BalanceElection
 from broker.placement.channel_client import ChannelClient
 from broker.placement.choice import Candidate, choose, choose_by_name
+from broker.placement.dialing import Dialer
 from broker.placement.load import LoadMeter, Totals
 from broker.placement.members import (
     Load,
@@ -87,9 +88,11 @@ class SeveralBrokers(Placement):
         session_timeout_ms: int,
         totals: Callable[[], Totals],
         unload: Unload,
+        dialer: Dialer | None = None,
     ) -> None:
         """`totals` reads this broker's counters; `unload` asks any owner to unload a topic."""
         super().__init__(advertised_host)
+        self.dialer = dialer or self.dialer
         self.shedding = Shedding(self, unload)
         self._metadata = metadata
         self._info = info
@@ -100,7 +103,7 @@ class SeveralBrokers(Placement):
         self._members: Members
         self._ownership: Ownership
         self._leader: BalanceElection
-        self._channels = ChannelClient(lambda: self.broker_id)
+        self._channels = ChannelClient(lambda: self.broker_id, self.dialer)
         self._session: Session | None = None
         self._opened = asyncio.Event()
         self._superseded = False

@@ -3,25 +3,25 @@
 The records are `/admin/policies/<tenant>` and `/admin/policies/<tenant>/<namespace>`, JSON.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from typing import ClassVar
 
 import structlog
 
+from broker.policies.followed_records import FollowedRecords
+from broker.policies.grants import forget_topic
 from broker.policies.schema_compatibility import CompatibilityStrategy
 from config.bounds import RECORD_CHANGE_TRIES
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
-from magnetar.protocol.names import NamespaceName
+from magnetar.protocol.names import NamespaceName, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
+from security.access import Grants, Roles, grants_of, topic_key
 from storage.managed_ledger.types import Retention
-from storage.metadata.store import ABSENT, Event, MetadataStore, Record, VersionConflict
-from storage.metadata.watch_follower import WatchFollower
+from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflict
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +65,11 @@ class Policies:
     """A namespace's policies.  None means the broker's own setting."""
 
     raw: Mapping[str, object] = field(default_factory=dict)
+    grants: Grants = field(init=False, repr=False, compare=False)
+    """Who may do what in the namespace, as read from `raw`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grants", grants_of(self.raw))
 
     def _section(self, name: str) -> Mapping[str, object]:
         value = self.raw.get(name)
@@ -147,9 +152,11 @@ class Namespaces:
     def __init__(self, metadata: MetadataStore, settings: Settings) -> None:
         self._metadata = metadata
         self._settings = settings
-        self._cache: dict[NamespaceName, Policies] = {}
         self._tasks = BackgroundTasks(log)
-        self._followers: dict[NamespaceName, asyncio.Task[None]] = {}
+        self._policies = FollowedRecords(
+            metadata, self._tasks, "policies", lambda record: Policies(_decode(record))
+        )
+        self._tenants = FollowedRecords(metadata, self._tasks, "tenants", _decode)
 
     async def start(self) -> None:
         """Create the default tenants and namespaces."""
@@ -162,34 +169,31 @@ class Namespaces:
 
     async def stop(self) -> None:
         """Stop following changes."""
-        self._followers.clear()
-        self._cache.clear()
+        self._policies.clear()
+        self._tenants.clear()
         await self._tasks.stop()
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with `tenant` or `tenant/namespace` of each record that changed or went.
+
+        Records that were never required are not followed.
+        """
+        for records in (self._policies, self._tenants):
+            records.on_change(lambda path: listener(path.removeprefix(f"{ROOT}/")))
 
     async def require(self, name: NamespaceName) -> Policies:
         """The policies of a namespace.  Raises `NamespaceNotFound`, `MetadataError`."""
-        cached = self._cache.get(name)
-        if cached is not None:
-            return cached
-        if name not in self._followers:
-            watch_ready = asyncio.Event()
-            following = self._following(name, watch_ready)
-            self._followers[name] = self._tasks.keep("policies", following.run)
-            await watch_ready.wait()
-        record = await self._metadata.get(_key(name))
-        if record is None:
-            self._forget(name)
+        policies = await self._policies.require(_key(name))
+        if policies is None:
             raise NamespaceNotFound(
                 f"The namespace {name} does not exist: create it with "
                 f"PUT /admin/v2/namespaces/{name}, or use public/default."
             )
-        policies = Policies(_decode(record))
-        # The follower may have seen a newer one while this was being read.
-        return self._cache.setdefault(name, policies) if name in self._followers else policies
+        return policies
 
     def known(self, name: NamespaceName) -> Policies:
         """The cached policies, without asking the store; empty ones if never required."""
-        return self._cache.get(name) or Policies()
+        return self._policies.known(_key(name)) or Policies()
 
     async def tenants(self) -> list[str]:
         """Names of all tenants."""
@@ -204,6 +208,32 @@ class Namespaces:
             )
         return _decode(record)
 
+    async def forget_grants(self, topic: TopicName) -> None:
+        """Delete all grants on a topic, if there are any.  Raises `MetadataError`."""
+        try:
+            policies = await self.require(topic.namespace_name)
+        except NamespaceNotFound:
+            return
+        if topic_key(topic) in policies.grants.of_topics:
+            await self.change(topic.namespace_name, lambda record: forget_topic(record, topic))
+
+    async def require_tenant_admins(self, tenant: str) -> Roles:
+        """The roles that administer a tenant; none if there is no such tenant.
+
+        The tenant is followed from now on.  Raises `MetadataError`.
+        """
+        return _admins_in(await self._tenants.require(f"{ROOT}/{tenant}") or {})
+
+    def known_tenant_admins(self, tenant: str) -> Roles | None:
+        """The same without asking the store; None if the tenant is not followed."""
+        info = self._tenants.known(f"{ROOT}/{tenant}")
+        return None if info is None else _admins_in(info)
+
+    def known_grants(self, name: NamespaceName) -> Grants | None:
+        """The grants of a namespace, without asking the store; None if it was never required."""
+        policies = self._policies.known(_key(name))
+        return None if policies is None else policies.grants
+
     async def create_tenant(self, tenant: str, info: JsonObject) -> None:
         """Create a tenant.  Raises `NamespaceExists`."""
         NamespaceName(tenant, "default")
@@ -213,6 +243,7 @@ class Namespaces:
         """Replace a tenant's TenantInfo.  Raises `TenantNotFound`."""
         await self.tenant(tenant)
         await self._metadata.put(f"{ROOT}/{tenant}", _encode(info))
+        self._tenants.put(f"{ROOT}/{tenant}", info)
 
     async def delete_tenant(self, tenant: str) -> None:
         """Delete a tenant.  Raises `TenantNotFound`, `NotEmpty` while it has namespaces."""
@@ -220,6 +251,7 @@ class Namespaces:
         if await self._metadata.children(f"{ROOT}/{tenant}"):
             raise NotEmpty(f"The tenant {tenant} still has namespaces: delete them first.")
         await self._metadata.delete(f"{ROOT}/{tenant}")
+        self._tenants.forget(f"{ROOT}/{tenant}")
 
     async def list(self, tenant: str) -> list[str]:
         """`tenant/namespace` of each.  Raises `TenantNotFound`."""
@@ -249,7 +281,7 @@ class Namespaces:
         """
         await self.require(name)
         await self._metadata.delete(_key(name))
-        self._forget(name)
+        self._policies.forget(_key(name))
 
     async def change(self, name: NamespaceName, change: Callable[[JsonObject], object]) -> Policies:
         """Apply `change` to the record, and write it if nobody else changed it meanwhile.
@@ -271,8 +303,9 @@ class Namespaces:
                 if not tries_left:
                     raise
                 continue
-            self._cache[name] = Policies(value)
-            return self._cache[name]
+            policies = Policies(value)
+            self._policies.put(_key(name), policies)
+            return policies
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _make_tenant(self, tenant: str, info: JsonObject | None = None) -> None:
@@ -281,30 +314,6 @@ class Namespaces:
             await self._metadata.put(f"{ROOT}/{tenant}", _encode(value), expect=ABSENT)
         except VersionConflict as error:
             raise NamespaceExists(f"The tenant {tenant} exists already.") from error
-
-    def _following(self, name: NamespaceName, ready: asyncio.Event) -> WatchFollower:
-        async def read() -> None:
-            # The first time `require` reads the record itself, once the watch is open.
-            if ready.is_set():
-                self._take(name, await self._metadata.get(_key(name)))
-            ready.set()
-
-        async def take(event: Event) -> None:
-            self._take(name, event.record)
-
-        return WatchFollower(partial(self._metadata.watch_key, _key(name)), read, take)
-
-    def _take(self, name: NamespaceName, record: Record | None) -> None:
-        if record is None:
-            self._cache.pop(name, None)
-        else:
-            self._cache[name] = Policies(_decode(record))
-
-    def _forget(self, name: NamespaceName) -> None:
-        self._cache.pop(name, None)
-        follower = self._followers.pop(name, None)
-        if follower is not None:
-            follower.cancel()
 
 
 def _key(name: NamespaceName) -> str:
@@ -318,3 +327,9 @@ def _encode(value: Mapping[str, object]) -> bytes:
 def _decode(record: Record) -> JsonObject:
     value = json.loads(record.value) if record.value else {}
     return value if isinstance(value, dict) else {}
+
+
+def _admins_in(info: JsonObject) -> Roles:
+    roles = info.get("adminRoles")
+    listed = roles if isinstance(roles, list) else []
+    return frozenset(role for role in listed if isinstance(role, str) and role)

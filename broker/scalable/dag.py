@@ -7,11 +7,13 @@ from magnetar.protocol.names import TopicName
 from magnetar.protocol.pulsar_pb2 import ACTIVE, SEALED, ScalableTopicDAG, SegmentInfoProto
 
 
-def dag_of(name: TopicName, layout: Layout, placement: Placement) -> ScalableTopicDAG:
+def dag_of(name: TopicName, layout: Layout, placement: Placement, *, tls: bool) -> ScalableTopicDAG:
     """The DAG message of a scalable topic.
 
     It has all segments that are not pruned, SEALED ones included, the brokers of the ACTIVE ones,
-    and always the address of the controller, so that a client never has to guess it.
+    and always the address of the controller, so that a client never has to guess it.  For a client
+    that uses TLS the plain fields have the addresses with TLS too: Pulsar's v5 clients read those
+    alone, and speak TLS there.
     """
     dag = ScalableTopicDAG(
         epoch=layout.epoch,
@@ -19,19 +21,22 @@ def dag_of(name: TopicName, layout: Layout, placement: Placement) -> ScalableTop
     )
     for segment in layout.active:
         address = placement.owner_of(segment_of(name, segment).topic_name)
-        entry = dag.segment_brokers.add(segment_id=segment.segment_id, broker_url=address.url)
+        entry = dag.segment_brokers.add(
+            segment_id=segment.segment_id, broker_url=address.url_for(tls)
+        )
         if address.url_tls is not None:
             entry.broker_url_tls = address.url_tls
-    _set_controller(dag, placement.controller_of(name))
+    _set_controller(dag, placement.controller_of(name), tls=tls)
     return dag
 
 
 def synthetic_dag(
-    name: TopicName, partitions: int, placement: Placement, *, now_ms: int
+    name: TopicName, partitions: int, placement: Placement, *, now_ms: int, tls: bool
 ) -> ScalableTopicDAG:
     """The DAG message of a regular topic: one segment for each partition, or one for the topic.
 
     Each segment names the topic or partition as its legacy topic, and clients attach to that.
+    `tls`: see `dag_of`.
     """
     dag = ScalableTopicDAG(epoch=0)
     for number, (start, end) in enumerate(even_ranges(max(partitions, 1))):
@@ -44,7 +49,7 @@ def synthetic_dag(
             legacy_topic_name=str(name.partition(number) if partitions > 0 else name),
         )
         dag.segments.append(_segment(segment))
-    _set_controller(dag, placement.controller_of(name))
+    _set_controller(dag, placement.controller_of(name), tls=tls)
     return dag
 
 
@@ -67,7 +72,7 @@ def _segment(segment: Segment) -> SegmentInfoProto:
     return info
 
 
-def _set_controller(dag: ScalableTopicDAG, address: BrokerAddress) -> None:
-    dag.controller_broker_url = address.url
+def _set_controller(dag: ScalableTopicDAG, address: BrokerAddress, *, tls: bool) -> None:
+    dag.controller_broker_url = address.url_for(tls)
     if address.url_tls is not None:
         dag.controller_broker_url_tls = address.url_tls

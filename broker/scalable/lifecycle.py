@@ -99,8 +99,10 @@ class Lifecycle:
         log.info("scalable_topic_created", topic=str(name), segments=segments)
         return live
 
-    async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete a topic with its data.
+    async def delete(
+        self, name: TopicName, *, force: bool, before: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Delete a topic with its data; `before` is called when nothing hinders that any more.
 
         Raises `ScalableTopicNotFound`, `ConcurrentChange`; without `force` also
         `ScalableTopicInUse`; `DeletionUnfinished` when the topic is gone and parts of it are not
@@ -119,6 +121,7 @@ class Lifecycle:
                     f"{name} has producers or consumers (on {used}): close them, or delete with "
                     "force=true."
                 )
+            await before()
             step = Step(name, StepKind.DELETE, 0, ends, attempt=new_attempt(self._rng))
             leftover = await self._store.begin(step)
             if leftover is not None:

@@ -8,11 +8,11 @@ consumer with the leader and relays between the two from then on.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, TypeVar, cast
-from urllib.parse import urlsplit
 
 import structlog
 
 from broker.placement import BrokerAddress, Placement
+from broker.placement.dialing import auth_data_of
 from broker.scalable.relay_exchange import (
     RELAY_CLIENT,
     Broken,
@@ -208,7 +208,11 @@ class Relay(asyncio.Protocol):
         self._name = name
         self._leader = leader
         self._exchange = RelayExchange(
-            request, near.client_version, near.protocol_version, near.features
+            request,
+            near.client_version,
+            near.protocol_version,
+            near.features,
+            lambda: auth_data_of(placement.dialer.credentials),
         )
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
         self._transport: asyncio.Transport | None = None
@@ -293,11 +297,8 @@ class Relay(asyncio.Protocol):
 
     async def _connect(self) -> None:
         """Connect.  Raises `OSError`, also after RELAY_CONNECT_S; `ValueError` for no address."""
-        address = urlsplit(self._leader.url)
         async with asyncio.timeout(RELAY_CONNECT_S):
-            await self._loop.create_connection(
-                lambda: self, address.hostname or "", address.port or 0
-            )
+            await self._placement.dialer.connect(self._leader, lambda: self)
 
     def _connecting_ended(self, connecting: asyncio.Task[None]) -> None:
         if not connecting.cancelled() and (error := connecting.exception()) is not None:

@@ -5,15 +5,18 @@ It has a connection of its own:
     CONNECT -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
     SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscribe.
 
+CONNECT has the relaying broker's own credentials, which AUTH_CHALLENGE asks for again.
 The client's request goes to the leader, and the leader's answers to the client, unchanged.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from magnetar.protocol.pulsar_pb2 import (
+    AuthData,
     BaseCommand,
+    CommandAuthResponse,
     CommandConnect,
     CommandPing,
     CommandPong,
@@ -57,7 +60,8 @@ _AWAITED: Mapping[ExchangeState, frozenset[int]] = {
     ),
     ExchangeState.ENDED: frozenset(),
 }
-"""The commands that the leader may send in each state, beside PING and PONG."""
+"""The commands that the leader may send in each state, beside those of the connection."""
+_OF_THE_CONNECTION = (BaseCommand.PING, BaseCommand.PONG, BaseCommand.AUTH_CHALLENGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,13 @@ class RelayExchange:
         client_version: str,
         protocol_version: int,
         features: FeatureFlags,
+        prove: Callable[[], AuthData] = AuthData,
     ) -> None:
-        """Take the client's request, and its version and features from its CONNECT."""
+        """Take the client's request, and its version and features from its CONNECT.
+
+        `prove` returns the relaying broker's credentials; what it raises, `begin` and `received`
+        raise.
+        """
         self.state = ExchangeState.GREETING
         self._heard = False
         self._asked = False
@@ -129,9 +138,14 @@ class RelayExchange:
             protocol_version=protocol_version,
             feature_flags=features,
         )
+        self._connect.feature_flags.supports_auth_refresh = True
+        self._prove = prove
 
     def begin(self) -> Say:
         """Return the CONNECT, which is sent first."""
+        proof = self._prove()
+        self._connect.auth_method_name = proof.auth_method_name or "none"
+        self._connect.auth_data = proof.auth_data
         return Say(BaseCommand(type=BaseCommand.CONNECT, connect=self._connect))
 
     def leave(self) -> Say | None:
@@ -172,9 +186,8 @@ class RelayExchange:
         """Return the effect of a command of the leader, if any."""
         kind, state = command.type, self.state
         self._heard = True
-        if kind in (BaseCommand.PING, BaseCommand.PONG):
-            pong = BaseCommand(type=BaseCommand.PONG, pong=CommandPong())
-            return Say(pong) if kind == BaseCommand.PING else None
+        if kind in _OF_THE_CONNECTION:
+            return self._kept_up(kind)
         if kind not in _AWAITED[state] or not self._is_ours(command):
             return Broken(
                 f"{BaseCommand.Type.Name(kind)} came while {state.value} an ordered consumer: "
@@ -187,6 +200,15 @@ class RelayExchange:
         if state is ExchangeState.SERVING:
             return PassOn(command)
         return Left() if kind in (BaseCommand.SUCCESS, BaseCommand.ERROR) else None
+
+    def _kept_up(self, kind: int) -> Say | None:
+        """Return the answer to a command that is about the connection alone."""
+        if kind == BaseCommand.PING:
+            return Say(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+        if kind == BaseCommand.AUTH_CHALLENGE:
+            response = CommandAuthResponse(response=self._prove())
+            return Say(BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response=response))
+        return None
 
     def _is_ours(self, command: BaseCommand) -> bool:
         """Whether a command is for this consumer or its request, if it names one."""

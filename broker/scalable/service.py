@@ -304,13 +304,23 @@ class ScalableTopics(SegmentReports):
 
     async def _delete(self, name: TopicName, *, force: bool) -> None:
         await self._lead(name)
-        await self._lifecycle.delete(name, force=force)
-        await self._leads.give_up(twin(name))
-        regular = (
-            twin(name).in_domain(TopicDomain.PERSISTENT) if "/" not in name.local_name else None
+        await self._lifecycle.delete(
+            name, force=force, before=lambda: self._forget_grants_unless_shared(name)
         )
-        if regular is None or not await self._broker.topics.exists(regular):
+        await self._leads.give_up(twin(name))
+        if not await self._has_regular_twin(name):
             await self._broker.schemas.forget(twin(name).schema_id)
+
+    async def _forget_grants_unless_shared(self, name: TopicName) -> None:
+        # Before the topic goes, or a namesake could inherit them.
+        if not await self._has_regular_twin(name):
+            await self._broker.namespaces.forget_grants(name)
+
+    async def _has_regular_twin(self, name: TopicName) -> bool:
+        """Whether a persistent topic has the same local name."""
+        if "/" in name.local_name:
+            return False
+        return await self._broker.topics.exists(twin(name).in_domain(TopicDomain.PERSISTENT))
 
     async def split(self, name: TopicName, segment_id: int) -> None:
         """Split a segment.  Raises `ScalableTopicNotFound`, `UnknownSegment`, `IllegalReshape`."""

@@ -1,7 +1,7 @@
 """DAG sessions: a client asks for a topic's layout once, and gets every later one too."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -83,8 +83,9 @@ class DagSessions:
         self._partition_count = partition_count
         self._by_connection: dict[ClientConnection, dict[int, DagSession]] = {}
         self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
-        self._dags: dict[TopicName, ScalableTopicDAG] = {}
-        """The newest layout of each topic with sessions, which share it."""
+        self._dags: dict[TopicName, dict[bool, ScalableTopicDAG]] = {}
+        """The newest layout of each topic with sessions, which share it: for those without TLS, and
+        for those with TLS (`dag_of`)."""
         self._moved: dict[TopicName, asyncio.TimerHandle] = {}
         topics.on_layout(self._push)
 
@@ -114,12 +115,14 @@ class DagSessions:
             # A regular topic has no later layouts, so the session ends with its answer.
             self.close(connection, session_id)
             now_ms = self._clock.now_ms()
-            dag = synthetic_dag(name, partitions, self._placement, now_ms=now_ms)
+            dag = synthetic_dag(
+                name, partitions, self._placement, now_ms=now_ms, tls=connection.tls
+            )
             connection.send(dag_update(session_id, dag, twin(name)))
             return
         session.topic = live.name
         self._by_topic.setdefault(live.name, {})[session] = None
-        self._send(session, live.name, self._dag_of(live))
+        self._send(session, live.name, self._dag_of(live, connection.tls))
 
     def close(self, connection: ClientConnection, session_id: int) -> None:
         """SCALABLE_TOPIC_CLOSE: send nothing more.  Unknown sessions are ignored."""
@@ -191,17 +194,24 @@ class DagSessions:
         sessions = self._by_topic.get(live.name)
         if not sessions:
             return
-        dag = self._dag_of(live)
+        dags = self._dags_of(live, sessions)
         for session in list(sessions):
-            self._send(session, live.name, dag)
+            self._send(session, live.name, dags[session.connection.tls])
 
-    def _dag_of(self, live: LiveTopic) -> ScalableTopicDAG:
+    def _dags_of(
+        self, live: LiveTopic, sessions: Iterable[DagSession]
+    ) -> Mapping[bool, ScalableTopicDAG]:
+        """The present layout, in the forms that these sessions need."""
+        return {tls: self._dag_of(live, tls) for tls in {each.connection.tls for each in sessions}}
+
+    def _dag_of(self, live: LiveTopic, tls: bool) -> ScalableTopicDAG:
         """The present layout; the same object for all sessions until it changes."""
-        dag = dag_of(live.name, live.layout, self._placement)
-        known = self._dags.get(live.name)
+        dag = dag_of(live.name, live.layout, self._placement, tls=tls)
+        by_tls = self._dags.setdefault(live.name, {})
+        known = by_tls.get(tls)
         if known == dag:
             return known
-        self._dags[live.name] = dag
+        by_tls[tls] = dag
         return dag
 
     def _send(self, session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
@@ -219,7 +229,7 @@ class DagSessions:
         session.is_behind = False
         if session.topic is None or not self._is_open(session):
             return
-        newest = self._dags.get(session.topic)
+        newest = self._dags.get(session.topic, {}).get(session.connection.tls)
         if newest is not None and newest != session.sent:
             self._send(session, session.topic, newest)
 
@@ -246,7 +256,7 @@ class DagSessions:
         live, sessions = self._topics.known(name), self._by_topic.get(name)
         if live is None or not sessions:
             return
-        dag = self._dag_of(live)
+        dags = self._dags_of(live, sessions)
         for session in list(sessions):
-            if session.sent != dag:
+            if session.sent != (dag := dags[session.connection.tls]):
                 self._send(session, live.name, dag)

@@ -20,6 +20,11 @@ class ClientConnection(Protocol):
         ...
 
     @property
+    def tls(self) -> bool:
+        """Whether the connection came over TLS."""
+        ...
+
+    @property
     def client_version(self) -> str:
         """Name and version of the client, as CONNECT gave them."""
         ...

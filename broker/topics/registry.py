@@ -601,6 +601,8 @@ class TopicRegistry:
             if topic is not None and not force:
                 require_no_clients(topic)
             await self._close(str(name))
+            if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
+                await self._forget_grants(name)
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")
@@ -622,6 +624,7 @@ class TopicRegistry:
         partitions = [name.partition(index) for index in range(count)]
         if not force:
             await self.partition_work.run(partitions, self.cluster.require_unused)
+        await self._forget_grants(name)
         await self.partitioned.delete(name)
 
         async def delete(partition: TopicName) -> None:
@@ -646,6 +649,11 @@ class TopicRegistry:
             await forget_segment(self._broker.transactions.parts.store, str(name))
         except MagnetarError as error:
             log.warning("transaction_records_left", topic=str(name), error=str(error))
+
+    async def _forget_grants(self, name: TopicName) -> None:
+        """Delete the grants on a topic; before its data, or a namesake could inherit them."""
+        if not await self.has_scalable_twin(name):
+            await self._broker.namespaces.forget_grants(name)
 
     async def _forget_schemas(self, name: TopicName) -> None:
         if not await self.has_scalable_twin(name):

@@ -51,7 +51,7 @@ class AssignmentWatches:
             )
         watches[watch_id] = None
         if self._complete:
-            self._send(connection, (watch_id,), self._snapshot())
+            self._send(connection, (watch_id,), self._snapshot(connection.tls))
         else:
             self._send_later()
 
@@ -86,9 +86,11 @@ class AssignmentWatches:
 
     def _send_all(self) -> None:
         self._timer = None
-        snapshot = self._snapshot()
+        snapshots = {
+            tls: self._snapshot(tls) for tls in {connection.tls for connection in self._watches}
+        }
         for connection, watches in self._watches.items():
-            self._send(connection, watches, snapshot)
+            self._send(connection, watches, snapshots[connection.tls])
         if self._watches and not self._complete:
             self._send_later()
 
@@ -112,19 +114,25 @@ class AssignmentWatches:
         self._behind.discard(connection)
         watches = self._watches.get(connection)
         if watches:
-            self._send(connection, watches, self._snapshot())
+            self._send(connection, watches, self._snapshot(connection.tls))
 
     def _connection_closed(self, connection: ClientConnection) -> None:
         self._watches.pop(connection, None)
         self._behind.discard(connection)
 
-    def _snapshot(self) -> TcAssignmentsSnapshot:
+    def _snapshot(self, tls: bool) -> TcAssignmentsSnapshot:
+        """The leaders; for clients that use TLS the plain field has the address with TLS too.
+
+        Pulsar's v5 clients read that field alone, and speak TLS there.
+        """
         snapshot = TcAssignmentsSnapshot(parallelism=self._coordinators.parallelism)
         for number, leader in sorted(self._coordinators.assignments().items()):
+            plain, over_tls = leader.broker_url, leader.broker_url_tls
             snapshot.assignments.add(
                 tc_id=number,
-                broker_service_url=leader.broker_url,
-                broker_service_url_tls=leader.broker_url_tls,
+                # None leaves the field out.
+                broker_service_url=((over_tls or plain) if tls else plain) or None,
+                broker_service_url_tls=over_tls,
             )
         return snapshot
 

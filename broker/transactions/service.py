@@ -83,7 +83,7 @@ class Transactions:
     collector_class: ClassVar[type[Collector]] = Collector
 
     def __init__(self, broker: TransactionsHost) -> None:
-        settings = broker.settings
+        settings, me = broker.settings, broker.placement.me
         self.enabled = settings.transactions_enabled
         self.counters = TransactionCounters()
         self.store = TransactionStore(
@@ -103,7 +103,7 @@ class Transactions:
         )
         self.coordinators = Coordinators(
             self.parts,
-            Leader(broker.broker_id, broker.placement.broker_url, None, broker.placement.web_url),
+            Leader(me.broker_id, me.url, me.url_tls, me.web_url or None, me.web_url_tls),
             parallelism=settings.transaction_coordinators,
             max_open=settings.transaction_max_open_per_coordinator,
             session_timeout_ms=settings.metadata_store_session_timeout_ms,

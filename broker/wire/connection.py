@@ -3,8 +3,9 @@
 import asyncio
 import enum
 import socket
+import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Protocol, cast
@@ -13,6 +14,7 @@ import structlog
 
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
+from broker.wire.login import Login
 from broker.wire.outbox import Outbox
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.protocol_violation import ProtocolViolation
@@ -39,6 +41,7 @@ from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing,
 from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.state_table import StateTable
+from security.identity import Principal
 
 __all__ = ["Connection", "ConnectionState", "ProtocolViolation", "UnexpectedFailure"]
 
@@ -50,6 +53,7 @@ _NO_REQUEST = 2**64 - 1
 _REQUESTS = "requests"
 _COSTLY = "costly requests"
 _WRITING = "writing"
+_CHECKING = "checking access"
 _CONNECT_FIRST = "send CONNECT first, and larger frames when CONNECTED has come."
 REPORTED_PARTIAL_BYTES = 4 * 1024
 """Less of an incomplete frame is not accounted: most reads of a busy producer leave so much."""
@@ -61,6 +65,8 @@ class ConnectionState(enum.Enum):
 
     HANDSHAKE = "handshake"
     """Only CONNECT is served."""
+    AUTHENTICATING = "authenticating"
+    """The credentials of CONNECT are checked; nothing is served."""
     READY = "ready"
     CLOSING = "closing"
     """Queued replies are flushed; nothing more is served."""
@@ -70,6 +76,14 @@ class ConnectionState(enum.Enum):
 _MOVES: StateTable[ConnectionState] = StateTable(
     {
         ConnectionState.HANDSHAKE: frozenset(
+            {
+                ConnectionState.AUTHENTICATING,
+                ConnectionState.READY,
+                ConnectionState.CLOSING,
+                ConnectionState.CLOSED,
+            }
+        ),
+        ConnectionState.AUTHENTICATING: frozenset(
             {ConnectionState.READY, ConnectionState.CLOSING, ConnectionState.CLOSED}
         ),
         ConnectionState.READY: frozenset({ConnectionState.CLOSING, ConnectionState.CLOSED}),
@@ -78,7 +92,8 @@ _MOVES: StateTable[ConnectionState] = StateTable(
     },
     defect=RuntimeError,
 )
-_SERVING = (ConnectionState.HANDSHAKE, ConnectionState.READY)
+_BEFORE_READY = (ConnectionState.HANDSHAKE, ConnectionState.AUTHENTICATING)
+_SERVING = (*_BEFORE_READY, ConnectionState.READY)
 
 
 class TopicWatch(Protocol):
@@ -105,6 +120,11 @@ class Connection(asyncio.Protocol):
     CONNECTION_WRITE_HIGH_WATER of queued output, or the reasons of `pause_reading`.
     """
 
+    principal: Principal | None = None
+    """The role that the connection acts for; None without authentication."""
+    login: Login | None = None
+    """None without authentication, and before CONNECT."""
+
     def __init__(
         self, broker: ConnectionHost, handlers: "Mapping[int, Handler]", send: "SendHandler"
     ) -> None:
@@ -118,8 +138,6 @@ class Connection(asyncio.Protocol):
         self.client_version = ""
         self.protocol_version = 0
         self.features = FeatureFlags()
-        self.principal: str | None = None
-        """Identity of the peer; None without authentication."""
         self.connected_ms = 0
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
@@ -159,6 +177,20 @@ class Connection(asyncio.Protocol):
         self._output_seen = 0
         self._timer: asyncio.TimerHandle
         self._gone: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection came over TLS."""
+        return self._established is not None
+
+    @property
+    def _established(self) -> ssl.SSLObject | None:
+        return cast("ssl.SSLObject | None", self._transport.get_extra_info("ssl_object"))
+
+    def peer_certificate(self) -> bytes | None:
+        """The client's certificate (DER), whose chain TLS has verified; None without one."""
+        established = self._established
+        return None if established is None else established.getpeercert(True)
 
     # Calls of the transport
 
@@ -311,6 +343,25 @@ class Connection(asyncio.Protocol):
         """`costly` if the condition holds; else the block runs at once."""
         return self.costly() if condition else nullcontext()
 
+    # Roles
+
+    @property
+    def address(self) -> str:
+        """The peer's address, without a port."""
+        return self.remote.rpartition(":")[0] or self.remote
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Every role that must be allowed to do what this connection asks; two behind a proxy."""
+        if self.principal is None:
+            return ()
+        return tuple(each.role for each in self.principal.identities)
+
+    @property
+    def owner(self) -> str | None:
+        """The role that owns what is made here, such as transactions; None without one."""
+        return None if self.principal is None else self.principal.role
+
     # Ids
 
     def forget_producer(self, producer_id: int, producer: object) -> None:
@@ -334,6 +385,26 @@ class Connection(asyncio.Protocol):
 
     # Life cycle
 
+    def authenticate(self) -> Login | None:
+        """Move to AUTHENTICATING, and return the login; None where authentication is off."""
+        authenticator = self.broker.authenticator
+        if authenticator is None:
+            return None
+        self._move(ConnectionState.AUTHENTICATING)
+        self.login = Login(
+            self,
+            authenticator,
+            check_interval_s=self.broker.settings.authentication_refresh_check_s,
+            now_s=lambda: self.broker.clock.now_ms() / 1000,
+        )
+        self.on_close(self.login.stop)
+        return self.login
+
+    @property
+    def server_version(self) -> str:
+        """The name and version of this broker, as clients get it."""
+        return f"Magnetar {self.broker.version}"
+
     def ready(self) -> None:
         """Move to READY after CONNECT, and begin to keep the connection alive."""
         self._move(ConnectionState.READY)
@@ -351,6 +422,9 @@ class Connection(asyncio.Protocol):
         self._forward = receiver
         self._move(ConnectionState.READY)
         self._timer.cancel()
+        if self.login is not None:
+            # The other broker has the client's credentials, and asks for new ones.
+            self.login.stop()
         return True
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -557,11 +631,31 @@ class Connection(asyncio.Protocol):
                 continue
             try:
                 result = handler(self, command, frame.entry)
+            except Deferred as deferred:
+                self._serve_after(deferred, command, frames[at:])
+                return
             except Exception as error:  # noqa: BLE001 - every fault of a handler is answered
                 self._answer_failure(command, error)
                 continue
             if result is not None:
                 self._start(command, result)
+
+    def _serve_after(
+        self, deferred: "Deferred", command: BaseCommand, frames: Sequence[Received]
+    ) -> None:
+        """Serve a command when its check is done, and nothing else of this connection before it."""
+
+        async def serve() -> None:
+            try:
+                work = await deferred.check()
+            finally:
+                self.resume_reading(_CHECKING)
+            if work is not None:
+                await work
+
+        self._held.extend(frames)
+        self.pause_reading(_CHECKING)
+        self._start(command, serve())
 
     def _leave_for_next_turn(self, frames: Sequence[Received]) -> None:
         """Serve these frames when other connections have been served; read nothing until then."""
@@ -589,12 +683,13 @@ class Connection(asyncio.Protocol):
         if self.closing:
             return False
         kind = BaseCommand.SEND if isinstance(frame, Send) else frame.command.type
-        if kind == _CONNECT:
+        if kind == _CONNECT and self.state is ConnectionState.HANDSHAKE:
             return True
+        before = "CONNECT: send CONNECT first."
+        if self.state is ConnectionState.AUTHENTICATING:
+            before = "CONNECTED: wait for it."
         self._close_for_violation(
-            ProtocolViolation(
-                f"{BaseCommand.Type.Name(kind)} came before CONNECT: send CONNECT first."
-            )
+            ProtocolViolation(f"{BaseCommand.Type.Name(kind)} came before {before}")
         )
         return False
 
@@ -647,7 +742,7 @@ class Connection(asyncio.Protocol):
             error=type(error).__name__,
             why=str(error),
         )
-        if self.state is ConnectionState.HANDSHAKE:
+        if self.state in _BEFORE_READY:
             self.reply_error(_NO_REQUEST, error)
         self.close(str(error))
 
@@ -695,7 +790,8 @@ class Connection(asyncio.Protocol):
     def _keep_alive(self) -> None:
         """Once an interval: PING a silent peer; abort if it stays silent, or reads nothing."""
         self._timer = self._loop.call_later(self.keep_alive_interval_s, self._keep_alive)
-        stuck = _WRITING in self.paused and self._outbox.drained_bytes == self._output_seen
+        # Not `==`: in the transport's buffer a PING is larger by what TLS adds to it.
+        stuck = _WRITING in self.paused and self._outbox.drained_bytes <= self._output_seen
         self._output_seen = self._outbox.drained_bytes
         silent = not self._received_any and not self.paused
         self._received_any = False
@@ -718,6 +814,17 @@ class Connection(asyncio.Protocol):
 
     def _give_up_writing(self) -> None:
         self._loop.call_soon(self.abort, "more is queued than the peer may leave unread")
+
+
+class Deferred(Exception):
+    """Raised by a handler: whether it may serve the command has to be found out first.
+
+    `check` finds it out, and returns what the handler would have returned.
+    """
+
+    def __init__(self, check: Callable[[], Coroutine[None, None, Awaitable[None] | None]]) -> None:
+        super().__init__()
+        self.check = check
 
 
 class UnexpectedFailure(MagnetarError):

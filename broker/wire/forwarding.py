@@ -6,15 +6,17 @@ names the leader (`proxy_to_broker_url`).
 
 import asyncio
 from typing import ClassVar, cast
-from urllib.parse import urlsplit
 
 from broker.placement import BrokerAddress
+from broker.placement.dialing import auth_data_of
 from broker.wire.connection import Connection
 from broker.wire.protocol_violation import ProtocolViolation
 from config.bounds import CLOSE_FLUSH_S, FORWARD_CONNECT_TIMEOUT_S, FORWARD_HIGH_WATER
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnect
 from magnetar.protocol.server_error import PeerError, ServerError
+from security.identity import Method
+from security.own_credentials import OwnCredentials
 
 _FORWARDING = "forwarding"
 
@@ -34,16 +36,14 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
     Raises `BrokerUnreachable`, and `ProtocolViolation` if the client did not wait for CONNECTED.
     """
     connection.pause_reading(_FORWARDING)
-    address = urlsplit(target.url)
-    loop = asyncio.get_running_loop()
+    dialer, target_side = connection.broker.placement.dialer, _TargetConnection(connection)
     try:
         async with asyncio.timeout(FORWARD_CONNECT_TIMEOUT_S):
-            _, target_side = await loop.create_connection(
-                lambda: _TargetConnection(connection), address.hostname or "", address.port or 0
-            )
-    except OSError as error:  # a timeout is one too
+            await dialer.connect(target, lambda: target_side)
+    except OSError as error:  # a timeout is one too, and a certificate that is not trusted
         raise BrokerUnreachable(
-            f"{target.url} cannot be reached from here ({error or 'no answer'}): look up again."
+            f"{dialer.url_of(target)} cannot be reached from here ({error or 'no answer'}): look "
+            "up again."
         ) from error
     if not connection.hand_over(target_side.send):
         target_side.close()
@@ -52,8 +52,25 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
     direct = CommandConnect()
     direct.CopyFrom(request)
     direct.ClearField("proxy_to_broker_url")
+    _show_client(connection, direct, dialer.credentials)
     target_side.send(encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=direct)))
     connection.resume_reading(_FORWARDING)
+
+
+def _show_client(
+    connection: Connection, direct: CommandConnect, credentials: OwnCredentials
+) -> None:
+    """Have the other broker know the client, whose certificate it does not see.
+
+    Other credentials pass as the client sent them: that broker checks them itself.
+    """
+    principal = connection.principal
+    if principal is None or principal.identity.method is not Method.TLS:
+        return
+    proof = auth_data_of(credentials)
+    direct.auth_method_name = proof.auth_method_name
+    direct.auth_data = proof.auth_data
+    direct.original_principal = principal.role
 
 
 class _TargetConnection(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""Bound sockets of the broker's two ports, and the sentence for a port that cannot be used."""
+"""Bound sockets of the broker's ports, and the sentence for a port that cannot be used."""
 
 import enum
 import errno
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from config.settings import Settings
 from magnetar.protocol.server_error import OperatorError
 
 _PRIVILEGED_PORTS: Final = 1024
@@ -18,6 +19,8 @@ class PortSetting(enum.Enum):
 
     PORT = "clients"
     HTTP_PORT = "REST and metrics"
+    PORT_TLS = "clients over TLS"
+    HTTP_PORT_TLS = "REST and metrics over TLS"
 
     @property
     def setting(self) -> str:
@@ -33,7 +36,7 @@ class PortSetting(enum.Enum):
 class CannotListen(OperatorError):
     """The broker cannot listen on one of its ports.
 
-    `setting` has the port; None if `bind_host` is wrong, which concerns both.
+    `setting` has the port; None if `bind_host` is wrong, which concerns all.
     """
 
     def __init__(self, message: str, setting: PortSetting | None) -> None:
@@ -61,6 +64,24 @@ def bind_port(host: str, port: int, setting: PortSetting) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def ports_of(settings: Settings) -> dict[PortSetting, int]:
+    """The ports that the settings ask for."""
+    wanted: dict[PortSetting, int | None] = {
+        PortSetting.PORT: settings.port if settings.plaintext_ports else None,
+        PortSetting.HTTP_PORT: settings.http_port if settings.plaintext_ports else None,
+        PortSetting.PORT_TLS: settings.port_tls,
+        PortSetting.HTTP_PORT_TLS: settings.http_port_tls,
+    }
+    return {setting: port for setting, port in wanted.items() if port is not None}
+
+
+def http_ports(settings: Settings) -> dict[PortSetting, int]:
+    """The REST ports among them."""
+    ports = ports_of(settings)
+    rest = (PortSetting.HTTP_PORT, PortSetting.HTTP_PORT_TLS)
+    return {setting: ports[setting] for setting in rest if setting in ports}
 
 
 def _cannot_listen(error: OSError, host: str, port: int, setting: PortSetting) -> CannotListen:

@@ -1,13 +1,17 @@
-"""The listening socket of the binary protocol."""
+"""The listening sockets of the binary protocol: the plain one, and the one with TLS."""
 
 import asyncio
 import socket
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import structlog
 
 from broker.wire.connection import Connection, ConnectionHost, Handler, SendHandler
 from broker.wire.listening import PortSetting, bind_port, explaining_listen_errors
+from broker.wire.tls_handshakes import Handshakes
+from broker.wire.tls_stream import TlsStream
 from config.bounds import LISTEN_BACKLOG
 
 log = structlog.get_logger(__name__)
@@ -16,8 +20,11 @@ log = structlog.get_logger(__name__)
 class BinaryServer:
     """Listens for connections of the binary protocol.
 
-    Above `max_connections` a new one is closed at once, and that is logged.
+    Above `max_connections`, TLS handshakes included, a new one replaces a handshake that waits for
+    its peer.  If there is none it is closed at once, and that is logged.
     """
+
+    setting: ClassVar[PortSetting] = PortSetting.PORT
 
     def __init__(
         self,
@@ -26,10 +33,14 @@ class BinaryServer:
         send: SendHandler,
         *,
         max_connections: int,
+        handshakes: Handshakes | None = None,
     ) -> None:
+        """`handshakes` are those of the port with TLS, if there is one."""
+        self.handlers = handlers
+        """The handlers of connections that are accepted from now on."""
         self._broker = broker
+        self._handshakes = handshakes
         self._max_connections = max_connections
-        self._handlers = handlers
         self._send = send
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
@@ -38,7 +49,7 @@ class BinaryServer:
 
     def bind(self, host: str, port: int) -> None:
         """Bind the socket, and set `port` to its port.  Raises `CannotListen`."""
-        self._socket = bind_port(host, port, PortSetting.PORT)
+        self._socket = bind_port(host, port, self.setting)
         self._host = host
         self.port = self._socket.getsockname()[1]
 
@@ -48,16 +59,19 @@ class BinaryServer:
         if self._socket is None:
             raise RuntimeError("The server was started before it was bound.")
         # Two processes may have bound the port; only one of them can listen.
-        with explaining_listen_errors(self._host, self.port, PortSetting.PORT):
+        with explaining_listen_errors(self._host, self.port, self.setting):
             self._server = await loop.create_server(
                 self._accept, sock=self._socket, backlog=LISTEN_BACKLOG
             )
         self._socket = None
 
     def _accept(self) -> asyncio.Protocol:
-        broker = self._broker
-        if len(broker.connections) < self._max_connections:
-            return Connection(broker, self._handlers, self._send)
+        broker, handshakes = self._broker, self._handshakes
+        half_open = 0 if handshakes is None else len(handshakes)
+        if len(broker.connections) + half_open < self._max_connections or (
+            handshakes is not None and handshakes.make_room()
+        ):
+            return Connection(broker, self.handlers, self._send)
         log.warning("connection_limit_reached", max_connections=self._max_connections)
         return _RefusedConnection()
 
@@ -69,6 +83,39 @@ class BinaryServer:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class TlsBinaryServer(BinaryServer):
+    """Listens for connections of the binary protocol over TLS."""
+
+    setting = PortSetting.PORT_TLS
+
+    def __init__(
+        self,
+        broker: ConnectionHost,
+        handlers: Mapping[int, Handler],
+        send: SendHandler,
+        *,
+        max_connections: int,
+        handshakes: Handshakes,
+        context: Callable[[], ssl.SSLContext],
+    ) -> None:
+        """`context` returns the context of a new connection."""
+        super().__init__(
+            broker, handlers, send, max_connections=max_connections, handshakes=handshakes
+        )
+        self._tls_handshakes = handshakes
+        self._context = context
+
+    def _accept(self) -> asyncio.Protocol:
+        return TlsStream(
+            self._context(), super()._accept, self._tls_handshakes, self._broker.peer_memory
+        )
+
+    async def stop(self) -> None:
+        """Accept no more connections, and end handshakes; present connections stay open."""
+        await super().stop()
+        self._tls_handshakes.close()
 
 
 class _RefusedConnection(asyncio.Protocol):

@@ -11,6 +11,7 @@ from broker.topics.segment_reads import SegmentReads
 from broker.transactions.service import Transactions
 from broker.wire.request_share import CostlyRequests
 from config.settings import Settings
+from security.authenticator import Authenticator
 from storage.clock import Clock
 
 
@@ -27,6 +28,8 @@ class BrokerServices(Protocol):
     scalable: ScalableTopics
     segment_reads: SegmentReads
     costly_requests: CostlyRequests
+    authenticator: Authenticator | None
+    """Finds out who a peer is; None: authentication is off."""
     version: str
     serving: bool
     """Whether clients are accepted."""

@@ -12,6 +12,7 @@ BROKER_COMMANDS: Final = (
     "health",
     "ledgers",
     "standalone",
+    "tokens",
     "topics",
     "txn",
 )

@@ -11,8 +11,10 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, cast
 
+from magnetar.credentials.rest import RestCredentials
 from magnetar.errors import ClientError
 from magnetar.protocol.rest_reason import BODY_MAX, rest_reason
+from magnetar.protocol.rest_redirect import RedirectRefused, redirect_target
 
 __all__ = ["AdminFailed", "AdminRest", "topic_path"]
 
@@ -22,8 +24,8 @@ REDIRECTS_MAX: Final = 5
 _NEXT_STEP: Final = "Ask again later; the broker's log may tell more."
 _NEXT_STEPS: Final[Mapping[int, str]] = MappingProxyType(
     {
-        HTTPStatus.UNAUTHORIZED: "Give a token that the broker accepts.",
-        HTTPStatus.FORBIDDEN: "Give the token of a role that may ask for this.",
+        HTTPStatus.UNAUTHORIZED: "Give a token or other credentials that the broker accepts.",
+        HTTPStatus.FORBIDDEN: "Give the credentials of a role that may ask for this.",
         HTTPStatus.NOT_FOUND: "Check the name of the topic, and that the broker is Magnetar's.",
     }
 )
@@ -39,22 +41,28 @@ class AdminRest:
     """The REST interface of one broker, or of several behind one address."""
 
     def __init__(
-        self, url: str, token: str | None = None, tls: ssl.SSLContext | None = None
+        self,
+        url: str,
+        credentials: RestCredentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`url` as http://host:8080; `token` for brokers that ask for one; `tls` for https."""
+        """`url` as http://host:8080; `credentials` where brokers ask for them; `tls` for https."""
         if not url.startswith(("http://", "https://")):
             raise AdminFailed(f"{url!r} is no REST address; give one as http://host:8080.")
         self._url = url.rstrip("/")
         https = urllib.request.HTTPSHandler(context=tls)
         self._opener = urllib.request.build_opener(_NotFollowed, https)
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._credentials = credentials or RestCredentials()
 
     def get(self, path: str) -> object:
-        """The decoded JSON of a GET.  Raises `AdminFailed`."""
+        """The decoded JSON of a GET.  Raises as `call`."""
         return self.call("GET", path)
 
     def call(self, method: str, path: str, body: object | None = None) -> object:
-        """Send one request; the decoded JSON, None for an empty answer.  Raises `AdminFailed`."""
+        """Send one request; the decoded JSON, None for an empty answer.
+
+        Raises `AdminFailed`, and `AuthenticationFailed` if there are no credentials to send.
+        """
         with self._open(method, path, body) as answer:
             text = answer.read()
         return _decoded(self._url + path, text) if text else None
@@ -94,10 +102,10 @@ class AdminRest:
     def _open(self, method: str, path: str, body: object | None) -> http.client.HTTPResponse:
         url = self._url + path
         data = None if body is None else json.dumps(body).encode()
-        headers = {
-            **self._headers,
-            **({} if data is None else {"Content-Type": "application/json"}),
-        }
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        authorization = self._credentials.authorization(url)
+        if authorization is not None:
+            headers["Authorization"] = authorization
         for _ in range(REDIRECTS_MAX):
             request = urllib.request.Request(url, data=data, method=method, headers=headers)
             try:
@@ -105,7 +113,8 @@ class AdminRest:
                 return cast("http.client.HTTPResponse", answer)
             except urllib.error.HTTPError as error:
                 if error.code in _SENT_ON and error.headers.get("Location"):
-                    url = urllib.parse.urljoin(url, error.headers["Location"])
+                    location = error.headers["Location"]
+                    url = _next_url(url, location, with_credentials=authorization is not None)
                     continue
                 raise AdminFailed(
                     f"{url} refused ({error.code}): {_reason(error).rstrip('. ')}. "
@@ -125,6 +134,13 @@ class _NotFollowed(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_args: object, **_kwargs: object) -> None:
         """Follow no redirect."""
+
+
+def _next_url(url: str, location: str, *, with_credentials: bool) -> str:
+    try:
+        return redirect_target(url, location, with_credentials=with_credentials)
+    except RedirectRefused as error:
+        raise AdminFailed(str(error)) from None
 
 
 def _is_missing(error: AdminFailed) -> bool:

@@ -9,6 +9,7 @@ options.  The exit status is 0 on success and 1 on failure; `VIOLATIONS_FOUND`, 
 # a job says what to install.
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,6 +22,7 @@ from magnetar.spark.ending import ending_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials
     from magnetar.spark.admin import AdminRest
     from magnetar.spark.options import Connection
 
@@ -88,7 +90,7 @@ def audit(
             from magnetar.spark.offload.place import place_of
 
         # Mistakes that the command line alone shows are reported before Spark starts.
-        connection, rest = _connection(where), rest_of(admin_url, where)
+        connection, rest = connection_of(where), rest_of(admin_url, where)
         place = None if table is None else place_of(table)
         kept = None if state is None else load(state)
         if report is not None:
@@ -146,7 +148,7 @@ def replay(
     with ending_on_signals("replay", GO_ON):
         from magnetar.spark.replay.request import Replay
 
-        connection = _connection(where)
+        connection = connection_of(where)
         asked = Replay(*names, start, end, row_filter, tuple(select or ()), decode)
         with _spark(master, f"replay of {source}") as spark:
             from magnetar.spark.progress import Progress
@@ -190,7 +192,7 @@ def compact(
     with ending_on_signals("compaction", AGAIN):
         from magnetar.spark.compact.request import Compaction, generation_topic, milliseconds
 
-        connection = _connection(where)
+        connection = connection_of(where)
         asked = Compaction(
             names[0],
             generation_topic(names[1], generation),
@@ -230,7 +232,7 @@ def offload(
         with _explain_missing_library():
             from magnetar.spark.offload.place import place_of
 
-        connection, rest, place = _connection(where), rest_of(admin_url, where), place_of(to)
+        connection, rest, place = connection_of(where), rest_of(admin_url, where), place_of(to)
         with _spark(master, f"offload of {topic}") as spark:
             from magnetar.spark.offload.job import offload as run
 
@@ -254,7 +256,11 @@ def offload(
         typer.echo(f"Deleted {sum(map(len, done.dropped.values()))} ledgers, which have copies.")
 
 
-def _connection(where: Where) -> "Connection":
+def connection_of(where: Where) -> "Connection":
+    """The connection for tasks on any machine; the files with secrets are read now.
+
+    Raises `AuthenticationFailed` if one of them cannot be used.
+    """
     from magnetar.spark.options import Connection
 
     def path(given: Path | None) -> str | None:
@@ -264,6 +270,8 @@ def _connection(where: Where) -> "Connection":
         where.url,
         operation_timeout_ms=int(where.operation_timeout_s * 1000),
         token=_token(where),
+        basic=_basic(where),
+        oauth2=_oauth2(where),
         tls_trust_file=path(where.tls_trust_file),
         tls_certificate_file=path(where.tls_certificate_file),
         tls_key_file=path(where.tls_key_file),
@@ -274,17 +282,43 @@ def _connection(where: Where) -> "Connection":
 
 
 def _token(where: Where) -> str | None:
-    """The token as text, read now: tasks on other machines do not have the file."""
-    return where.token if where.token_file is None else where.token_file.read_text("utf-8").strip()
+    """The token as text, or `file:///PATH` if --token has that form."""
+    # Machines of the tasks need not have the file of --token-file.
+    from magnetar.credentials.rest import token_now
+
+    return where.token if where.token_file is None else token_now(where.token_text or "")
+
+
+def _basic(where: Where) -> "BasicCredentials | None":
+    """The user and the password, of which no part is a file."""
+    from magnetar.credentials.kinds import BasicCredentials
+    from magnetar.credentials.rest import password_now
+
+    basic = where.basic
+    return None if basic is None else BasicCredentials(basic.user, password_now(basic))
+
+
+def _oauth2(where: Where) -> "OAuth2Credentials | None":
+    """The client of the issuer, without a key file."""
+    if where.oauth2 is None:
+        return None
+    from magnetar.credentials.token_fetch import without_key_file
+
+    trust = where.oauth2_trust_file
+    return replace(
+        without_key_file(where.oauth2), trust_file=None if trust is None else str(trust.absolute())
+    )
 
 
 def rest_of(admin_url: str, where: Where) -> "AdminRest":
-    """The REST interface, with the same token and TLS settings as for brokers."""
+    """The REST interface, with the same credentials and TLS settings as for brokers."""
+    from magnetar.credentials.rest import RestCredentials
     from magnetar.settings import ClientSettings
     from magnetar.spark.admin import AdminRest
     from magnetar.wire.tls import tls_context
 
-    return AdminRest(admin_url, _token(where), tls_context(ClientSettings(**where.options)))
+    credentials = RestCredentials(where.token_text, where.basic, where.oauth2)
+    return AdminRest(admin_url, credentials, tls_context(ClientSettings(**where.options)))
 
 
 @contextmanager

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Final, TypedDict, TypeVar
 
+from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials, check_one_kind
+from magnetar.credentials.secrets import file_of, token_source
+from magnetar.errors import InvalidArgument
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
-from magnetar.settings import ClientOptions, Token
+from magnetar.settings import ClientOptions
 from magnetar.spark.errors import InvalidOption
 
 __all__ = ["CONNECTION_OPTIONS", "Connection", "Options"]
@@ -25,7 +27,20 @@ E = TypeVar("E", bound=enum.Enum)
 CONNECTION_OPTIONS: Final = (
     "serviceUrl",
     "operationTimeoutMs",
+    # Spark hides the values of options whose names have "token", "password" or "secret".
     "token",
+    "tokenFile",
+    "basicUser",
+    "basicPassword",
+    "basicPasswordFile",
+    "oauth2KeyFile",
+    "oauth2IssuerUrl",
+    "oauth2ClientId",
+    "oauth2ClientSecret",
+    "oauth2Audience",
+    "oauth2Scope",
+    "oauth2TrustFile",
+    "oauth2RequireHttps",
     "tlsTrustFile",
     "tlsCertificateFile",
     "tlsKeyFile",
@@ -51,7 +66,6 @@ OF_OTHERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Our names for options of other sources, which are in lower case here."""
 
-_FILE: Final = "file:"
 _FLAGS: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "false": False})
 
 
@@ -86,6 +100,10 @@ class Options:
         """The option without space around it; None if it is missing or empty."""
         value = self._given.get(name.lower())
         return None if value is None else (str(value).strip() or None)
+
+    def secret(self, name: str) -> str | None:
+        """The option as it was given; None if it is missing or empty."""
+        return self._given.get(name.lower()) or None
 
     def required(self, name: str, example: str) -> str:
         """See `text`; raises `InvalidOption` if the option is missing or empty."""
@@ -148,7 +166,8 @@ class Connection:
     token: str | None = field(default=None, repr=False)
     """The token itself, which stays the same for as long as a query runs, or `file:///PATH`.
 
-    The file is one of each machine, and is read whenever a token is needed.
+    This file, as those of the other credentials, is one of each machine, and is read whenever it
+    is needed.
     """
     tls_trust_file: str | None = None
     tls_certificate_file: str | None = None
@@ -156,6 +175,8 @@ class Connection:
     tls_check_certificate: bool = True
     tls_check_hostname: bool = True
     listener_name: str | None = None
+    basic: BasicCredentials | None = None
+    oauth2: OAuth2Credentials | None = None
 
     @classmethod
     def of(cls, options: Options) -> "Connection":
@@ -163,7 +184,7 @@ class Connection:
         return cls(
             service_url=options.required("serviceUrl", "pulsar://127.0.0.1:6650"),
             operation_timeout_ms=options.number("operationTimeoutMs") or 30_000,
-            token=_checked_token(options.text("token")),
+            **_credentials(options),
             tls_trust_file=options.text("tlsTrustFile"),
             tls_certificate_file=options.text("tlsCertificateFile"),
             tls_key_file=options.text("tlsKeyFile"),
@@ -174,7 +195,8 @@ class Connection:
 
     def options(self) -> dict[str, str]:
         """The connection as options of sources and sinks; `of` makes an equal one of them."""
-        texts: dict[str, str | int | None] = {
+        basic, oauth2 = self.basic, self.oauth2
+        texts: dict[str, object] = {
             "serviceUrl": self.service_url,
             "operationTimeoutMs": self.operation_timeout_ms,
             "token": self.token,
@@ -185,13 +207,28 @@ class Connection:
             "tlsCheckHostname": str(self.tls_check_hostname).lower(),
             "listenerName": self.listener_name,
         }
+        if basic is not None:
+            texts["basicUser"] = basic.user
+            texts["basicPassword"] = basic.password
+            texts["basicPasswordFile"] = basic.password_file
+        if oauth2 is not None:
+            texts["oauth2KeyFile"] = oauth2.key_file
+            texts["oauth2IssuerUrl"] = oauth2.issuer_url
+            texts["oauth2ClientId"] = oauth2.client_id
+            texts["oauth2ClientSecret"] = oauth2.client_secret
+            texts["oauth2Audience"] = oauth2.audience
+            texts["oauth2Scope"] = oauth2.scope
+            texts["oauth2TrustFile"] = oauth2.trust_file
+            texts["oauth2RequireHttps"] = str(oauth2.require_https).lower()
         return {name: str(value) for name, value in texts.items() if value is not None}
 
     def client_options(self) -> ClientOptions:
         """The connection as options of `magnetar.connect`."""
         return ClientOptions(
             operation_timeout_s=self.operation_timeout_ms / 1000,
-            token=_token_of(self.token),
+            token=self.token,
+            basic=self.basic,
+            oauth2=self.oauth2,
             tls_trust_file=self.tls_trust_file,
             tls_certificate_file=self.tls_certificate_file,
             tls_key_file=self.tls_key_file,
@@ -202,30 +239,66 @@ class Connection:
         )
 
 
-def _checked_token(text: str | None) -> str | None:
-    if text is not None and text.startswith(_FILE):
-        where = urlsplit(text)
-        if where.netloc or not where.path.startswith("/") or where.path == "/":
-            raise InvalidOption(
-                f"The option token is {text!r}; give a file as file:///PATH, which is on every "
-                "machine of the query, or the token itself."
-            )
-    return text
+class _Credentials(TypedDict):
+    token: str | None
+    basic: BasicCredentials | None
+    oauth2: OAuth2Credentials | None
 
 
-def _token_of(text: str | None) -> Token | None:
-    """The token as the client takes it: a text, or a function that reads the file."""
-    if text is None or not text.startswith(_FILE):
-        return text
-    file = Path(unquote(urlsplit(text).path))
+def _credentials(options: Options) -> _Credentials:
+    """The options of one kind of credentials, or of none.  Raises `InvalidOption`."""
+    token = _file(options, "tokenFile")
+    if token is not None and options.text("token") is not None:
+        raise InvalidOption("The options token and tokenFile are both given; leave one out.")
+    token = options.text("token") if token is None else Path(token).as_uri()
+    try:
+        if token is not None:
+            token_source(token)
+        found = _Credentials(token=token, basic=_basic(options), oauth2=_oauth2(options))
+        check_one_kind(**found)
+    except InvalidArgument as error:
+        raise InvalidOption(f"The options of credentials cannot be used: {error}") from None
+    return found
 
-    def token() -> str:
-        try:
-            return file.read_text("utf-8").strip()
-        except OSError as error:
-            raise InvalidOption(
-                f"The file {str(file)!r} of the option token cannot be read ({error.strerror}); it "
-                "must be on every machine of the query."
-            ) from error
 
-    return token
+def _basic(options: Options) -> BasicCredentials | None:
+    user, password = options.text("basicUser"), options.secret("basicPassword")
+    file = _file(options, "basicPasswordFile")
+    if user is None and password is None and file is None:
+        return None
+    return BasicCredentials(user or "", password, file)
+
+
+def _oauth2(options: Options) -> OAuth2Credentials | None:
+    names = ("oauth2IssuerUrl", "oauth2ClientId", "oauth2Audience", "oauth2Scope")
+    issuer, client, audience, scope = map(options.text, names)
+    key_file, secret = _file(options, "oauth2KeyFile"), options.secret("oauth2ClientSecret")
+    if all(each is None for each in (key_file, issuer, client, secret, audience, scope)):
+        return None
+    return OAuth2Credentials(
+        issuer_url=issuer,
+        client_id=client,
+        client_secret=secret,
+        key_file=key_file,
+        audience=audience,
+        scope=scope,
+        trust_file=_file(options, "oauth2TrustFile"),
+        require_https=options.flag("oauth2RequireHttps", default=True),
+    )
+
+
+def _file(options: Options, name: str) -> str | None:
+    """The option as a path that means the same on every machine.  Raises `InvalidOption`."""
+    text = options.text(name)
+    if text is None:
+        return None
+    try:
+        path = file_of(text, name)
+    except InvalidArgument as error:
+        raise InvalidOption(f"The option {error}") from None
+    if not path.is_absolute():
+        raise InvalidOption(
+            f"The option {name} is {text!r}; give a whole path, as the file is read on every "
+            "machine of the query."
+        )
+    return str(path)

@@ -47,12 +47,14 @@ def connect(url: str, **settings: Unpack[ClientOptions]) -> "Client":
         keep_alive_s = 30.0: Silence after which the client sends a PING; after as much again the
             connection is closed.
         close_timeout_s = 10.0: How long each step of `close` may take, such as flushing producers.
-        token = None: Authenticates by token; a function is called again whenever a broker wants a
-            new token.
+        token = None: Authenticates by token: text, `file:///PATH`, or a function; the file is read,
+            and the function called, again whenever a broker wants a new token.
+        basic = None: Authenticates by a user's name and password.
+        oauth2 = None: Authenticates by tokens that an OAuth 2.0 issuer gives to this client.
         tls_trust_file = None: PEM of the authorities that sign brokers' certificates; by default
             those of the system.
         tls_certificate_file = None: PEM of this client's certificate, with which it authenticates
-            unless it has a token.
+            unless it has credentials of another kind.
         tls_key_file = None: PEM of the certificate's key.
         tls_check_certificate = True: Whether the broker's certificate must be trusted. False is for
             tests.

@@ -6,10 +6,11 @@ from functools import cache, partial
 from ssl import SSLCertVerificationError, SSLContext
 from typing import Final, cast
 
-from magnetar.bounds import CLOSE_FLUSH_S, WRITE_HIGH_WATER
+from magnetar.bounds import CLOSE_FLUSH_S, RETRY_FIRST_S, RETRY_LIMIT_S, WRITE_HIGH_WATER
 from magnetar.errors import ConnectionLost, MagnetarError, OperationTimedOut
 from magnetar.identity import Identities
 from magnetar.opening import completed
+from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.commands import FIELD_OF_TYPE, encode_command
 from magnetar.protocol.pulsar_pb2 import (
     AuthData,
@@ -20,7 +21,7 @@ from magnetar.protocol.pulsar_pb2 import (
 )
 from magnetar.settings import ClientSettings
 from magnetar.wire.authentication import Authentication
-from magnetar.wire.connection_core import ConnectionCore, Handler, PeerKind
+from magnetar.wire.connection_core import ConnectionCore, ConnectionState, Handler, PeerKind
 from magnetar.wire.requests import Answered
 from magnetar.wire.service_url import BrokerAddress
 
@@ -255,10 +256,24 @@ class Connection(asyncio.Protocol):
             self._proving = self._loop.create_task(self._prove())
 
     async def _prove(self) -> None:
-        try:
-            self._core.prove(await self._authentication.data())
-        except MagnetarError as error:
-            self._core.end(error)
+        """Answer the broker with new credentials.
+
+        If there are none now, but may be later, it goes on trying for as long as the connection
+        lasts: the broker serves it meanwhile, and closes it when its patience is over.
+        """
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LIMIT_S)
+        while True:
+            try:
+                proof = await self._authentication.data(anew=True)
+            except MagnetarError as error:
+                ready = self._core.state is ConnectionState.READY
+                if not (ready and self._authentication.renewed):
+                    self._core.end(error)
+                    return
+            else:
+                self._core.prove(proof)
+                return
+            await asyncio.sleep(backoff.pause_s())
 
     def ready(self, connected: CommandConnected) -> None:
         """See `Shell.ready`."""
@@ -379,6 +394,12 @@ async def connect_to(
             await connection.close()
         if isinstance(error, MagnetarError) or not isinstance(error, OSError):
             raise
+        if connection is None and isinstance(error, TimeoutError):
+            raise ConnectionLost(
+                f"The {authentication.method} credentials for {address} were not there within "
+                f"{settings.connect_timeout_s:g} s; check their function or issuer, or raise "
+                "connect_timeout_s."
+            ) from error
         raise _not_made(address, error, settings.connect_timeout_s) from error
 
 

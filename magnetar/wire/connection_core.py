@@ -214,6 +214,8 @@ class ConnectionCore:
         self._shell.write(
             encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=self._hello))
         )
+        # A secret that is not there any more shows up nowhere.
+        self._hello.ClearField("auth_data")
 
     def prove(self, data: bytes) -> None:
         """Send the credentials that the broker asked for, during the handshake or later."""

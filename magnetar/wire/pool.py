@@ -1,10 +1,12 @@
 """`ConnectionPool`: the connections of one client."""
 
 import asyncio
+import logging
 import random
 from functools import partial
 
 from magnetar.bounds import KNOWN_BROKERS, LOOKUP_REDIRECTS
+from magnetar.credentials.exposure import Exposure
 from magnetar.errors import (
     AlreadyClosed,
     AuthenticationFailed,
@@ -17,13 +19,15 @@ from magnetar.errors import (
 from magnetar.identity import Identities
 from magnetar.protocol.pulsar_pb2 import CommandLookupTopicResponse
 from magnetar.settings import ClientSettings
-from magnetar.wire.authentication import authentication_of
+from magnetar.wire.authentication import Authentication, authentication_of
 from magnetar.wire.connection import Connection, connect_to
 from magnetar.wire.lookup import Owner, lookup_command, owner_in
 from magnetar.wire.service_url import BrokerAddress, HostPort, ServiceUrl, parse_service_url
 from magnetar.wire.tls import tls_context
 
 __all__ = ["ConnectionPool"]
+
+_log = logging.getLogger(__name__)
 
 
 class ConnectionPool:
@@ -34,17 +38,27 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, service_url: str, settings: ClientSettings, ids: Identities, rng: random.Random
+        self,
+        service_url: str,
+        settings: ClientSettings,
+        ids: Identities,
+        rng: random.Random,
+        authentication: Authentication | None = None,
     ) -> None:
-        """Raises `InvalidArgument` for a URL or for TLS files that cannot be used."""
+        """`authentication` is that of the settings unless given.
+
+        Raises `InvalidArgument` for a URL or for TLS files that cannot be used.
+        """
         self._service: ServiceUrl = parse_service_url(service_url)
         self._settings = settings
         self._ids = ids
-        self._authentication = authentication_of(settings)
+        self._authentication = authentication or authentication_of(settings)
         self._tls = tls_context(settings) if self._service.tls else None
         self._turn = rng.randrange(len(self._service.hosts))
         self._proxied = False
         self._authenticated = False
+        self._refusal_logged = False
+        self._exposure = Exposure()
         self._connections: dict[BrokerAddress, Connection] = {}
         self._making: dict[BrokerAddress, asyncio.Task[Connection]] = {}
         self._tls_urls: dict[str, str] = {}
@@ -178,20 +192,33 @@ class ConnectionPool:
     async def _make(self, address: BrokerAddress) -> Connection:
         if address.tls and self._tls is None:
             self._tls = tls_context(self._settings)
+        if self._authentication.is_secret and not address.tls:
+            self._exposure.warn(address.physical.host, address, self._authentication.method)
         try:
             connection = await connect_to(
                 address, self._settings, self._ids, self._authentication, self._tls
             )
         except AuthenticationFailed as error:
-            # A token function has worked before, so it may work again.
-            if self._authenticated and self._authentication.renewed:
-                raise TokenNotRenewed(str(error)) from error
-            raise
+            raise self._not_authenticated(error, address) from error
         self._authenticated = True
+        self._refusal_logged = False
         if not connection.is_lost:
             connection.when_lost = self._lost
             self._connections[address] = connection
         return connection
+
+    def _not_authenticated(
+        self, error: AuthenticationFailed, address: BrokerAddress
+    ) -> AuthenticationFailed:
+        """The error to raise: a retriable one if other credentials may come."""
+        self._authentication.refused()
+        if not (self._authenticated and self._authentication.renewed):
+            return error
+        # Credentials of this client were good before, so later ones may be good again.
+        if not self._refusal_logged:
+            self._refusal_logged = True
+            _log.warning("credentials_not_renewed broker=%s reason=%r", address, str(error))
+        return TokenNotRenewed(str(error))
 
     def _made(self, address: BrokerAddress, task: asyncio.Task[Connection]) -> None:
         if self._making.get(address) is task:

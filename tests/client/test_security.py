@@ -323,7 +323,7 @@ async def test_commands_take_a_token_from_a_file_and_from_the_environment(
     file.unlink()
     refused = await run("peek", topic, "--token-file", str(file), **tls)
     assert refused.exit_code == 1
-    assert "The token function failed" in refused.output
+    assert "The file of the token" in refused.output
 
 
 async def test_commands_take_a_certificate(secured: Secured, topic: str) -> None:

@@ -28,6 +28,7 @@ from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name
 from storage.ledger.bookkeeper.bookie_client import BookieCounters
 from storage.ledger.bookkeeper.ledger_services import LedgerCounters
+from tests.support.authority import Authority, server_settings
 from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
 from tests.support.promql import Query, sample_labels
@@ -87,7 +88,8 @@ class Exposed:
 
 
 async def look_at_a_broker(directory: Path) -> Exposed:
-    async with running(directory) as broker:
+    tls = server_settings(Authority(directory / "authority").issue("broker"))
+    async with running(directory / "data", **tls) as broker:
         topic = await broker.topics.create(parse_topic_name("persistent://public/default/t"))
         await topic.create_subscription("s", EARLIEST)
         # Its ledgers are not on bookies: what it would tell of them is added as it would be told.

@@ -18,6 +18,7 @@ import typer
 
 from bench.beside.checkouts import projects_of, put_work_tree
 from bench.beside.environments import site_packages
+from broker.app.shared_stores import CLUSTER_LIBRARIES
 from magnetar.spark.cli import EXTRA
 from magnetar_broker.hatch_build import PACKAGES
 from tests.support.broker_process import BrokerProcess, Code
@@ -113,9 +114,26 @@ def test_bounds_that_both_distributions_name_are_the_same() -> None:
     library, broker = projects_of(ROOT)
     named = {*library["dependencies"], *broker["dependencies"]}
     named |= set(library["optional-dependencies"]["spark"])
+    named |= set(broker["optional-dependencies"]["cluster"])
     names = [re.match(r"[\w-]+", each) for each in named]
     assert len({found[0] for found in names if found}) == len(named)
     assert not {"magnetar", *broker["dependencies"]} & set(library["dependencies"])
+
+
+def test_a_broker_knows_every_library_of_the_extra_for_clusters() -> None:
+    """It says what to install where one of these is missing, and raises for any other."""
+    extra = projects_of(ROOT)[1]["optional-dependencies"]["cluster"]
+    names = re.findall(r"^[\w-]+", "\n".join(extra), re.MULTILINE)
+    assert sorted(names) == sorted(CLUSTER_LIBRARIES.values())
+
+
+def test_the_libraries_for_clusters_are_in_the_image_and_not_in_make_run() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
+    assert "'./magnetar_broker[cluster]'" in dockerfile
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    installs = dict(re.findall(r"^\$\(VENV\)/\.(\w+): .*\n\t(.*)$", makefile, re.MULTILINE))
+    with_them = {name for name, install in installs.items() if "[cluster]" in install}
+    assert (set(installs), with_them) == ({"broker", "tests", "spark"}, {"tests", "spark"})
 
 
 def test_the_commands_of_spark_know_every_library_of_the_extra() -> None:

@@ -22,7 +22,10 @@ README: Final = (ROOT / "README.md").read_text("utf-8")
 MAX_LINE: Final = 140
 OF_SPARK_ITSELF: Final = frozenset({"queryName"})
 """Spark gives it to sinks, which have no use for it."""
-FOLDERS: Final = ("docs", "broker", "config", "magnetar", "storage", "txn", "tests/simulation")
+FOLDERS: Final = (
+    *("docs", "broker", "config", "magnetar", "security", "storage", "txn"),
+    "tests/simulation",
+)
 PAGES: Final = (
     *sorted(ROOT.glob("*.md")),
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),

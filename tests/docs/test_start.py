@@ -1,5 +1,5 @@
-"""A broker that is alone starts without what is only for clusters, and without what is only for
-offloading: imports are most of its start.
+"""A broker that is alone starts without what is only for clusters, for offloading, or for
+authentication: imports are most of its start.
 
 A process of its own starts one, as `magnetar standalone` does, and tells what it has loaded: when
 clients are served, and when the REST interface, which is imported after that, is there too.
@@ -36,6 +36,14 @@ OF_OFFLOADING: Final = (
     "storage.offload.objects",
     "storage.offload.reading",
     "storage.offload.writing",
+)
+OF_SECURITY: Final = (
+    "bcrypt",
+    "cryptography",
+    "jwt",
+    "security.token_keys",
+    "security.token_provider",
+    "security.tokens",
 )
 OF_REST: Final = ("aiohttp", "broker.admin.app")
 OF_SPARK: Final = ("magnetar.client", "magnetar.spark", "pandas", "pyarrow", "pyspark")
@@ -81,12 +89,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]
     return set(served), set(with_rest)
 
 
-@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_OFFLOADING, *OF_REST])
+@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_OFFLOADING, *OF_SECURITY, *OF_REST])
 def test_clients_are_served_without(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[0]
 
 
-@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_SPARK])
+@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_SECURITY, *OF_SPARK])
 def test_the_rest_interface_loads_no(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[1]
 
@@ -97,7 +105,7 @@ def test_a_module_that_is_loaded_is_seen(loaded: tuple[set[str], set[str]]) -> N
     assert {"broker.app.service", "storage.metadata.sqlite"} <= served
     assert set(OF_REST) <= with_rest
     root = Path(__file__).resolve().parents[2]
-    for module in (*OF_CLUSTERS, *OF_OFFLOADING, *OF_REST):
+    for module in (*OF_CLUSTERS, *OF_OFFLOADING, *OF_SECURITY, *OF_REST):
         path = root / module.replace(".", "/")
         if path.parent != root:
             assert path.with_suffix(".py").is_file() or path.is_dir(), f"{module} is gone"

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("config", "storage", "txn", "broker", "magnetar", "magnetar_broker")
+PACKAGES = ("config", "security", "storage", "txn", "broker", "magnetar", "magnetar_broker")
 MAX_FUNCTION_LINES = 60
 ENTRY_MODULES = {
     "magnetar.cli.main",

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-PACKAGES = ("broker", "config", "magnetar", "storage", "txn")
+PACKAGES = ("broker", "config", "magnetar", "security", "storage", "txn")
 
 
 def set_bound(

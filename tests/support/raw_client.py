@@ -8,6 +8,7 @@ PRODUCER_SUCCESS of a producer that waited is there too).
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable
 from typing import Final, TypeVar, cast
@@ -73,9 +74,10 @@ class RawClient(asyncio.Protocol):
         connect: pb.CommandConnect | None = None,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> "RawClient":
         """Connect and shake hands; fields set in `connect` replace those of an M1 client."""
-        client = await cls.open_socket(host, port, timeout_s=timeout_s)
+        client = await cls.open_socket(host, port, timeout_s=timeout_s, tls=tls)
         command = pb.CommandConnect(client_version="Pulsar-Java-v5.0.0-M1", protocol_version=21)
         if connect is not None:
             command.MergeFrom(connect)
@@ -86,11 +88,16 @@ class RawClient(asyncio.Protocol):
 
     @classmethod
     async def open_socket(
-        cls, host: str, port: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        cls,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> "RawClient":
-        """Connect and send nothing."""
+        """Connect, over TLS if there is a context, and send nothing."""
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(lambda: cls(timeout_s), host, port)
+        _, client = await loop.create_connection(lambda: cls(timeout_s), host, port, ssl=tls)
         return client
 
     def next_id(self) -> int:

@@ -46,7 +46,8 @@ def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) ->
             if placed.connect
             else CommandLookupTopicResponse.Redirect
         )
-        response.broker_service_url = placed.address.url
+        if placed.address.url:
+            response.broker_service_url = placed.address.url
         if placed.address.url_tls is not None:
             response.broker_service_url_tls = placed.address.url_tls
         response.authoritative = True

@@ -3,10 +3,19 @@
 from collections.abc import Awaitable, Mapping
 from typing import ClassVar
 
+from broker.placement import BrokerAddress
 from broker.wire import forwarding
 from broker.wire.connection import Connection, ConnectionState, Handler, ProtocolViolation
+from broker.wire.login import AuthenticationFailed, Login
 from broker.wire.services import BrokerServices
-from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnected, CommandPong, FeatureFlags
+from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from magnetar.protocol.pulsar_pb2 import (
+    BaseCommand,
+    CommandConnect,
+    CommandConnected,
+    CommandPong,
+    FeatureFlags,
+)
 from magnetar.protocol.server_error import PeerError, ServerError
 
 PROTOCOL_VERSION = 21
@@ -40,18 +49,33 @@ def connect(
     request = command.connect
     if connection.state is not ConnectionState.HANDSHAKE:
         raise ProtocolViolation("CONNECT came twice: send it once, first.")
-    target, placement = f"pulsar://{request.proxy_to_broker_url}", connection.broker.placement
-    if request.proxy_to_broker_url and target != placement.broker_url:
+    login = connection.authenticate()
+    return (
+        _serve_client(connection, request) if login is None else _log_in(connection, request, login)
+    )
+
+
+async def _log_in(connection: Connection, request: CommandConnect, login: Login) -> None:
+    await login.log_in(request)
+    work = None if connection.closing else _serve_client(connection, request)
+    if work is not None:
+        await work
+
+
+def _serve_client(connection: Connection, request: CommandConnect) -> Awaitable[None] | None:
+    """Answer CONNECTED, or have the connection forwarded."""
+    target, placement = request.proxy_to_broker_url, connection.broker.placement
+    if target and not _is_address_of(placement.me, target):
         if placement.draining:
             raise forwarding.BrokerUnreachable(
                 "This broker stops, and forwards nothing more: connect through another one."
             )
         # Forwarding to any other address would make this broker an open relay.
         for each in placement.brokers.values():
-            if each.url == target:
+            if _is_address_of(each, target):
                 return forwarding.forward(connection, request, each)
         raise NoProxy(
-            f"{request.proxy_to_broker_url!r} is no live broker of this cluster, so nothing is "
+            f"{target!r} is no live broker of this cluster, so nothing is "
             "forwarded there: connect to that one directly, or look up again."
         )
     connection.client_version = request.client_version
@@ -62,7 +86,7 @@ def connect(
         BaseCommand(
             type=BaseCommand.CONNECTED,
             connected=CommandConnected(
-                server_version=f"Magnetar {connection.broker.version}",
+                server_version=connection.server_version,
                 protocol_version=connection.protocol_version,
                 max_message_size=connection.broker.max_message_size,
                 feature_flags=features_of(connection.broker),
@@ -73,6 +97,23 @@ def connect(
         )
     )
     return None
+
+
+def _is_address_of(broker: BrokerAddress, target: str) -> bool:
+    """Whether `host:port` is one of a broker's two addresses."""
+    # A client names the address that a lookup gave it, which is that with TLS if it uses TLS.
+    return f"pulsar://{target}" == broker.url or f"pulsar+ssl://{target}" == broker.url_tls
+
+
+async def auth_response(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """AUTH_RESPONSE: take new credentials of the same role, after AUTH_CHALLENGE."""
+    if connection.login is None:
+        raise ProtocolViolation("AUTH_RESPONSE came without a challenge: wait for one.")
+    try:
+        await connection.login.refresh(command.auth_response)
+    except AuthenticationFailed as error:
+        connection.reply_error(UNSOLICITED_REQUEST_ID, error)
+        connection.close(str(error))
 
 
 def ping(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
@@ -87,6 +128,7 @@ def pong(connection: Connection, command: BaseCommand, entry: bytes | None) -> N
 
 HANDLERS: Mapping[int, Handler] = {
     BaseCommand.CONNECT: connect,
+    BaseCommand.AUTH_RESPONSE: auth_response,
     BaseCommand.PING: ping,
     BaseCommand.PONG: pong,
 }

@@ -51,7 +51,7 @@ async def _answer(
 
     async def done() -> None:
         coordinator = CoordinatorId(request.tc_id)
-        await work(*coordinators.groups_of(coordinator, connection.principal, request.key))
+        await work(*coordinators.groups_of(coordinator, connection.owner, request.key))
 
     await complete_response(response, done())
     connection.send(answer)

@@ -42,7 +42,7 @@ async def open_key(connection: Connection, command: BaseCommand, entry: bytes | 
 
     async def work() -> None:
         keys, name = coordinators.keys_of(
-            CoordinatorId(request.tc_id), connection.principal, request.key
+            CoordinatorId(request.tc_id), connection.owner, request.key
         )
         opener = require_name_of_request(request.opener)
         opened = await keys.open(name, request.epoch, opener, connection)
@@ -73,7 +73,7 @@ async def attach_key(connection: Connection, command: BaseCommand, entry: bytes 
 
     async def work() -> None:
         keys, name = coordinators.keys_of(
-            CoordinatorId(request.tc_id), connection.principal, request.key
+            CoordinatorId(request.tc_id), connection.owner, request.key
         )
         await keys.attach(name, request.epoch, connection)
 

@@ -182,7 +182,7 @@ async def begin(connection: Connection, command: BaseCommand, entry: bytes | Non
         txn = await transactions.coordinators.begin(
             CoordinatorId(request.tc_id),
             request.txn_ttl_millis,
-            connection.principal,
+            connection.owner,
             _key(request),
             require_name_of_request(request.transaction_key_beginner),
         )
@@ -205,7 +205,7 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
     async def work() -> None:
         _require_partition_count(len(request.partitions))
         names = [parse_topic_name(partition) for partition in request.partitions]
-        await transactions.coordinators.require_open(txn, connection.principal, _key(request))
+        await transactions.coordinators.require_open(txn, connection.owner, _key(request))
         if len(names) == 1:
             await transactions.join(txn, names[0])
         elif len(names) <= TXN_JOINS_AT_ONCE:
@@ -254,7 +254,7 @@ async def add_subscriptions(
     )
     coordinators = transactions.coordinators
     await complete_response(
-        response, coordinators.require_open(txn, connection.principal, _key(request))
+        response, coordinators.require_open(txn, connection.owner, _key(request))
     )
     connection.send(
         BaseCommand(
@@ -275,7 +275,7 @@ async def end(connection: Connection, command: BaseCommand, entry: bytes | None)
             raise UnknownAction("END_TXN has neither commit nor abort: set txn_action.")
         action = _ACTIONS[request.txn_action]
         await transactions.coordinators.end_transaction(
-            txn, action, connection.principal, _key(request)
+            txn, action, connection.owner, _key(request)
         )
 
     response = CommandEndTxnResponse(

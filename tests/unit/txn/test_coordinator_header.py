@@ -37,7 +37,8 @@ TXN = TxnId(1, 2)
         (OPEN, TxnState.COMMITTED, None, EndVerdict.NOT_OWNER),
         (COMMITTED, TxnState.COMMITTED, "bob", EndVerdict.NOT_OWNER),
         (OPEN, TxnState.ABORTED, OPERATOR, EndVerdict.WRITE),
-        (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, "bob", EndVerdict.WRITE),
+        (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, "bob", EndVerdict.NOT_OWNER),
+        (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, OPERATOR, EndVerdict.WRITE),
         (Header(TxnState.OPEN, 1, 1), TxnState.ABORTED, None, EndVerdict.WRITE),
     ],
 )

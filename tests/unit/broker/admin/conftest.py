@@ -10,6 +10,7 @@ import pytest
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
 from tests.support.embedded_broker import running
+from tests.support.roles import token_of
 
 
 class Rest:
@@ -20,10 +21,18 @@ class Rest:
         self.base = f"http://127.0.0.1:{port}"
         self.port = port
         self.binary_port = binary_port
+        self.role: str | None = None
+        """The role whose token every request has; None: requests have no credentials."""
 
     async def call(self, method: str, path: str, body: object = None) -> tuple[int, object]:
         json = {} if body is None else {"json": body}
-        async with self._session.request(method, self.base + path, **json) as answer:  # type: ignore[arg-type]
+        headers = {} if self.role is None else {"Authorization": f"Bearer {token_of(self.role)}"}
+        async with self._session.request(
+            method,
+            self.base + path,
+            headers=headers,
+            **json,  # type: ignore[arg-type]
+        ) as answer:
             text = await answer.text()
             if "json" in answer.headers.get("Content-Type", ""):
                 return answer.status, await answer.json()

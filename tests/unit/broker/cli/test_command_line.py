@@ -64,6 +64,32 @@ def test_commands_that_cannot_be_loaded_cost_no_other_ones(
     assert {"standalone", "peek", "pipeline"} <= set(listed.output.split())
 
 
+@pytest.mark.parametrize(
+    ("lacking", "store", "installed"),
+    [
+        ("grpc", "oxia://127.0.0.1:1/default", "grpcio"),
+        ("xxhash", "oxia://127.0.0.1:1/default", "xxhash"),
+        ("kazoo", "zk:127.0.0.1:1", "kazoo"),
+    ],
+)
+def test_a_broker_of_a_cluster_says_what_to_install_where_its_libraries_are_not(
+    tmp_path: Path, lacking: str, store: str, installed: str
+) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(
+        f"metadata_store_url = {store!r}\ndata_dir = {str(tmp_path / 'data')!r}\n"
+        f"bookkeeper_metadata_service_uri = 'metadata-store:{store}'\n"
+    )
+    ports = ("--port", "0", "--http-port", "1", "--bind-host", "127.0.0.1")
+    done = without([lacking], "broker", "--config", str(file), *ports)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"magnetar: {installed}, which brokers with shared stores need, is not installed: install "
+        "magnetar-broker[cluster] (pip install './magnetar_broker[cluster]' in a checkout of the "
+        "project).\n"
+    )
+
+
 def test_every_command_is_listed_where_spark_is_not_installed() -> None:
     done = without(EXTRA, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -81,7 +107,9 @@ def test_every_command_is_listed_where_spark_is_not_installed() -> None:
     ids=lambda words: words[0],
 )
 def test_a_job_says_what_to_install_where_the_extra_is_not(words: list[str]) -> None:
-    """The client alone has nothing of the extra.  With the broker, obstore and xxhash are there."""
+    """The client alone has nothing of the extra.  Beside a broker of a cluster, obstore and xxhash
+    are there.
+    """
     of_broker = ("obstore", "xxhash")
     for lacking in (EXTRA, [name for name in EXTRA if name not in of_broker]):
         done = without(lacking, "pipeline", *words)

@@ -1,7 +1,10 @@
 """The first words and the end of a broker process."""
 
 import asyncio
+import os
+import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +15,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.cli import serving
+from broker.placement import BrokerAddress
 from config.settings import Settings
 from magnetar.cli import main
+from tests.support.authority import Authority
+from tests.support.child_process import free_port
 
 HOST: Final = "127.0.0.1"
 STANDALONE: Final = (sys.executable, "-m", main.__name__, "standalone")
@@ -41,10 +47,28 @@ async def test_error_of_a_start_is_raised() -> None:
         await serving.started_before(asyncio.Event(), start())
 
 
+def address(http_port: int) -> BrokerAddress:
+    return BrokerAddress("pulsar://127.0.0.1:6650", None, f"http://127.0.0.1:{http_port}")
+
+
+def test_banner_names_each_address() -> None:
+    both = BrokerAddress(
+        "pulsar://b:6650", "pulsar+ssl://b:6651", "http://b:8080", "", "https://b:1"
+    )
+    banner = serving.banner(Settings(), both, 0.1)
+    for url in (both.url, both.url_tls, both.web_url, both.web_url_tls):
+        assert f" {url}" in banner
+    only_tls = BrokerAddress("", "pulsar+ssl://b:6651", "", "", "https://b:8443")
+    banner = serving.banner(Settings(), only_tls, 0.1)
+    assert "http://" not in banner
+    assert "pulsar://" not in banner
+    assert "topics get my-topic --admin-url https://b:8443\n" in banner
+
+
 def test_banner_suggests_a_command_with_this_brokers_url() -> None:
     hint = "topics get my-topic --admin-url http://127.0.0.1:18080\n"
-    assert hint in serving.banner(Settings(), 16650, 18080, 0.1)
-    assert "--admin-url" not in serving.banner(Settings(), 6650, 8080, 0.1)
+    assert hint in serving.banner(Settings(), address(18080), 0.1)
+    assert "--admin-url" not in serving.banner(Settings(), address(8080), 0.1)
 
 
 @pytest.fixture
@@ -81,7 +105,7 @@ def test_broker_names_each_port_that_is_in_use(
 
 def test_broker_asks_for_another_bind_host_once(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*STANDALONE, "--bind-host", "192.0.2.1", "--data-dir", str(tmp_path)],
+        [*STANDALONE, "--insecure", "--bind-host", "192.0.2.1", "--data-dir", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -90,3 +114,31 @@ def test_broker_asks_for_another_bind_host_once(tmp_path: Path) -> None:
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("magnetar: ")]
     assert "set bind_host (--bind-host) to one of its addresses" in error
+
+
+def test_hangup_loads_the_new_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    made = authority.issue("broker")
+    given = ["--port", "0", "--http-port", "0", "--port-tls", str(port := free_port())]
+    files = {"TLS_CERTIFICATE_FILE": made.chain, "TLS_KEY_FILE": made.key}
+    process = subprocess.Popen(
+        [*STANDALONE, "--bind-host", HOST, "--data-dir", str(tmp_path / "data"), *given],
+        env={**os.environ, **{f"MAGNETAR_{name}": str(path) for name, path in files.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        lines = iter(process.stdout.readline, "")
+        assert any(f"pulsar+ssl://{HOST}:{port}" in line for line in lines)
+        assert any("Ctrl-C" in line for line in lines)
+        assert ssl.get_server_certificate((HOST, port)) == made.chain.read_text()
+        authority.issue("broker")
+        process.send_signal(signal.SIGHUP)
+        assert any("security_files_loaded" in line for line in lines)
+        assert ssl.get_server_certificate((HOST, port)) == made.chain.read_text()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert process.returncode == 0

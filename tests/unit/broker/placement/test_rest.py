@@ -46,8 +46,10 @@ async def test_a_request_about_a_topic_is_sent_to_its_owner(cluster: Cluster) ->
     assert found == {
         "brokerId": first.id,
         "brokerUrl": first.placement.broker_url,
+        "brokerUrlTls": None,
         "brokerUrlSsl": None,
         "httpUrl": first.placement.web_url,
+        "httpUrlTls": None,
         "nativeUrl": first.placement.broker_url,
     }
 

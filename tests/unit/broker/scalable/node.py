@@ -136,6 +136,7 @@ class Peer:
         self.broker = broker
         self.client_version = client_version
         self.remote = "127.0.0.1:1"
+        self.tls = False
         self.connected_ms = 0
         self.closing = False
         self.silent = False

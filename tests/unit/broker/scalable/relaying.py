@@ -22,9 +22,10 @@ from tests.unit.broker.scalable.several import NAME, TOPIC, take_lead
 CONSUMERS = "/topics/public/default/t/subscriptions/s/consumers"
 
 
-async def brokers(cluster: Cluster, count: int = 2) -> list[Node]:
+async def brokers(cluster: Cluster, count: int = 2, **settings: object) -> list[Node]:
     """So many, and a topic."""
-    nodes = [await cluster.add(scalable_consumer_grace_period_s=30) for _ in range(count)]
+    given = {"scalable_consumer_grace_period_s": 30} | settings
+    nodes = [await cluster.add(**given) for _ in range(count)]
     await nodes[0].broker.scalable.create(TOPIC, segments=1, properties={})
     await nodes[0].broker.scalable._leads.give_up(TOPIC)
     await until(lambda: all(node.placement.known_owner(TOPIC) is None for node in nodes))

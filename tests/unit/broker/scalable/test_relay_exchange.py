@@ -65,7 +65,27 @@ def test_the_client_is_named_and_the_relay_too() -> None:
     connect = RelayExchange(REQUEST, "Pulsar-Java-v5", 19, features).begin().command.connect
     assert connect.client_version == f"{RELAY_CLIENT}Pulsar-Java-v5"
     assert connect.protocol_version == 19
+    features.supports_auth_refresh = True
     assert connect.feature_flags == features
+
+
+def test_the_relay_shows_its_own_credentials_and_again_when_they_are_asked_for() -> None:
+    proofs = iter((b"first", b"second"))
+
+    def prove() -> pb.AuthData:
+        return pb.AuthData(auth_method_name="token", auth_data=next(proofs))
+
+    exchange = RelayExchange(REQUEST, "v", 21, pb.FeatureFlags(), prove)
+    connect = exchange.begin().command.connect
+    assert (connect.auth_method_name, connect.auth_data) == ("token", b"first")
+    exchange.received(CONNECTED)
+    challenge = pb.BaseCommand(
+        type=Kind.AUTH_CHALLENGE, auth_challenge=pb.CommandAuthChallenge(server_version="x")
+    )
+    answer = exchange.received(challenge)
+    assert isinstance(answer, Say)
+    assert answer.command.auth_response.response.auth_data == b"second"
+    assert exchange.state is ExchangeState.REGISTERING
 
 
 def test_the_request_and_the_answers_are_passed_on_as_they_are() -> None:

@@ -218,6 +218,7 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self.remote = "127.0.0.1:1"
+        self.tls = False
         self.consumers: dict[int, object] = {}
         self.alive = True
         self.closing = False

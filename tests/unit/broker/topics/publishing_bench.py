@@ -100,6 +100,7 @@ class Peer:
         self.paused: set[str] = set()
         self.buffers = 0
         self.remote = "127.0.0.1:1"
+        self.tls = False
         self.answers: list[tuple[str, int]] = []
         self._decoder = FrameDecoder(10**6)
 

@@ -36,6 +36,7 @@ class Client:
     """A connection that keeps what it was sent."""
 
     def __init__(self) -> None:
+        self.tls = False
         self.writable = True
         self.sent: list[BaseCommand] = []
         self.waiting: list[Callable[[], None]] = []

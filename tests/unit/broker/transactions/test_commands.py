@@ -9,6 +9,7 @@ import pytest
 from broker.app.service import Broker
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.txn_id import TxnId
+from security.identity import Identity, Method, Principal, Role
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
@@ -189,7 +190,7 @@ async def test_a_transaction_is_there_for_the_principal_that_began_it(
 ) -> None:
     alice = TransactionClient(await connect())
     (connection,) = broker.connections
-    connection.principal = "alice"
+    connection.principal = Principal(Identity(Role("alice"), Method.TOKEN))
     txn = await alice.begin()
     stored = await broker.transactions.store.read_header(TxnId(*txn))
     assert stored is not None

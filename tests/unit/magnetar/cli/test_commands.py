@@ -23,8 +23,10 @@ from magnetar.cli.common import (
 from magnetar.cli.connecting import Where
 from magnetar.cli.main import build_app
 from magnetar.cli.messages import values_of
+from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials
 from magnetar.errors import ConnectionLost
 from magnetar.settings import ClientSettings
+from magnetar.wire.authentication import authentication_of
 
 COMMANDS = (
     ["produce"],
@@ -101,7 +103,8 @@ def test_options_are_what_connect_takes(tmp_path: Path) -> None:
     settings = ClientSettings(**Where().options)
     assert settings == ClientSettings()
     names = {each.name for each in fields(ClientSettings)}
-    given = {each.name for each in fields(Where)} - {"url", "token_file"}
+    given = {each.name for each in fields(Where)}
+    given |= {each.partition("_")[0] for each in given if each.startswith(("basic_", "oauth2_"))}
     assert names - given == {
         "connect_timeout_s",
         "keep_alive_s",
@@ -110,13 +113,40 @@ def test_options_are_what_connect_takes(tmp_path: Path) -> None:
     }
 
 
-def test_a_token_of_a_file_is_read_whenever_it_is_asked_for(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    token = Where(token_file=file).options["token"]
-    assert callable(token)
+async def test_a_token_of_a_file_is_read_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "a token"
+    authentication = authentication_of(ClientSettings(**Where(token_file=file).options))
     for text in ("first", "second"):
         file.write_text(f"{text}\n")
-        assert token() == text
+        assert await authentication.data() == text.encode()
+
+
+def test_credentials_are_those_of_the_options() -> None:
+    basic = Where(basic_user="ann", basic_password="secret").options
+    assert basic["basic"] == BasicCredentials("ann", "secret")
+    oauth2 = Where(
+        oauth2_issuer_url="http://issuer",
+        oauth2_client_id="id",
+        oauth2_client_secret="secret",
+        oauth2_audience="urn:brokers",
+        oauth2_require_https=False,
+    ).options
+    assert oauth2["oauth2"] == OAuth2Credentials(
+        "http://issuer", "id", "secret", audience="urn:brokers", require_https=False
+    )
+
+
+def test_repr_of_the_options_hides_secrets() -> None:
+    options = Where(token="marked"), Where(basic_user="ann", basic_password="marked")
+    assert "marked" not in repr(options)
+
+
+def test_variables_of_the_environment_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGNETAR_TOKEN", "marked")
+    done = CliRunner().invoke(build_app(), ["peek", "t", "--basic-user", "ann"])
+    assert done.exit_code == 2
+    assert "MAGNETAR_TOKEN" in done.output
+    assert "marked" not in done.output
 
 
 @pytest.mark.parametrize(
@@ -132,6 +162,10 @@ def test_a_token_of_a_file_is_read_whenever_it_is_asked_for(tmp_path: Path) -> N
         (["perf", "produce", "t", "--compression", "rar"], "'zstd'"),
         (["demo", "--orders", "1"], "greater than"),
         (["peek", "t", "--token", "a", "--token-file", "b"], "not both"),
+        (["peek", "t", "--basic-user", "a"], "need a password"),
+        (["peek", "t", "--basic-password", "a"], "give a name"),
+        (["peek", "t", "--oauth2-audience", "a"], "incomplete"),
+        (["peek", "t", "--token", "file:x"], "file:///PATH"),
     ],
 )
 def test_invalid_arguments_exit_with_status_2(arguments: list[str], said: str) -> None:

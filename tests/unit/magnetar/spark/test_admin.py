@@ -1,6 +1,7 @@
 """The REST interface: what its refusals say, and TLS, as something in front of a broker has it."""
 
 import http.server
+import json
 import ssl
 import threading
 from collections.abc import Iterator
@@ -17,9 +18,22 @@ from tests.support.child_process import HOST
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """`[1]`, except for `/refused/CODE`, `/trace`, and HTML for `/missing` and `/page`."""
+    """`[1]`, except for `/refused/CODE`, `/trace`, and HTML for `/missing` and `/page`.
+
+    `/who` has the header Authorization, and `/away/URL` redirects.
+    """
 
     def do_GET(self) -> None:
+        if self.path.startswith("/away/"):
+            self.send_response(307)
+            self.send_header("Location", self.path.removeprefix("/away/"))
+            self.end_headers()
+            return
+        if self.path == "/who":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(self.headers["Authorization"]).encode())
+            return
         if self.path == "/missing":
             self.send_error(404)
             return
@@ -53,7 +67,8 @@ def serving(server: http.server.HTTPServer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("code", "step"), [(401, "Give a token"), (403, "of a role"), (404, "the name"), (500, "later")]
+    ("code", "step"),
+    [(401, "Give a token or other"), (403, "of a role"), (404, "the name"), (500, "later")],
 )
 def test_refusal_has_a_reason_and_a_next_step(code: int, step: str) -> None:
     with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
@@ -111,3 +126,34 @@ def test_page_of_another_server_is_refused() -> None:
             rest.get("/page")
         with pytest.raises(AdminFailed, match="something else than JSON"):
             list(rest.lines("/page"))
+
+
+def test_credentials_of_the_options_are_sent_and_go_along_with_redirects(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("e.y.J\n")
+    with (
+        http.server.ThreadingHTTPServer((HOST, 0), Answers) as server,
+        http.server.ThreadingHTTPServer((HOST, 0), Answers) as other,
+        serving(server),
+        serving(other),
+    ):
+        url = f"http://{HOST}:{server.server_port}"
+        away = f"/away/http://{HOST}:{other.server_port}/who"
+        assert rest_of(url, Where()).get("/who") is None
+        for where in (Where(token="e.y.J"), Where(token_file=file)):
+            assert rest_of(url, where).get("/who") == "Bearer e.y.J"
+            assert rest_of(url, where).get(away) == "Bearer e.y.J"
+        basic = Where(basic_user="ann", basic_password="x")
+        assert rest_of(url, basic).get("/who") == "Basic YW5uOng="
+
+
+def test_redirect_to_another_scheme_is_not_followed(
+    https_url: str, certificate: Certificate
+) -> None:
+    with http.server.ThreadingHTTPServer((HOST, 0), Answers) as server, serving(server):
+        plain = f"http://{HOST}:{server.server_port}"
+        where = Where(token="marked", tls_trust_file=certificate.chain)
+        for url, to in ((https_url, plain), (plain, https_url), (plain, "file:///etc/passwd")):
+            with pytest.raises(AdminFailed, match="not followed") as caught:
+                rest_of(url, where).get(f"/away/{to}/who")
+            assert "marked" not in str(caught.value)

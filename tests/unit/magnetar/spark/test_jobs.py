@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from magnetar.cli.connecting import Where
+from magnetar.credentials.kinds import BasicCredentials, OAuth2Credentials
+from magnetar.spark.cli import connection_of
 from magnetar.spark.compact.combine import combine
 from magnetar.spark.compact.request import generation_topic, job_id, key_name, milliseconds
 from magnetar.spark.errors import InvalidOption
@@ -21,6 +24,7 @@ from magnetar.spark.progress import Progress
 from magnetar.spark.replay.checkpoint import ReplayCheckpoint
 from magnetar.spark.replay.request import Job, Replay, chosen_columns, job_of_text, text_of_job
 from magnetar.spark.spark_failure import sentence_in
+from tests.support.oauth2_issuer import CLIENT_ID, SECRET, key_file
 
 ASKED = Replay("topic://a/b/c", "topic://a/b/d", where="key > 'x'", select=("upper(key) AS key",))
 JOB = Job(ASKED, '{"v":1}', '{"v":2}', "replay-1")
@@ -167,6 +171,26 @@ def test_connection_survives_its_options() -> None:
         Connection("pulsar+ssl://h:1", 5, "t", "a", "b", "c", False, False, "l"),
     ):
         assert Connection.of(Options(known.options())) == known
+
+
+def test_jobs_read_files_with_secrets_where_they_are_started(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("let-me-in\n")
+    key = key_file(tmp_path, issuer_url="https://issuer")
+    token = connection_of(Where(token_file=secret))
+    basic = connection_of(Where(basic_user="ann", basic_password_file=secret))
+    oauth2 = connection_of(Where(oauth2_key_file=key, oauth2_trust_file=Path("issuer.pem")))
+    assert token.token == "let-me-in"
+    assert basic.basic == BasicCredentials("ann", "let-me-in")
+    assert oauth2.oauth2 == OAuth2Credentials(
+        "https://issuer", CLIENT_ID, SECRET, trust_file=str(Path("issuer.pem").absolute())
+    )
+    for made in (token, basic, oauth2):
+        assert Connection.of(Options(made.options())) == made
+
+
+def test_jobs_leave_a_token_file_of_each_machine_to_the_tasks() -> None:
+    assert connection_of(Where(token="file:///run/token")).token == "file:///run/token"
 
 
 def test_our_sentence_is_found_in_sparks_report() -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from magnetar.credentials.kinds import BasicCredentials
+from magnetar.errors import AuthenticationFailed
 from magnetar.layout import Segment
 from magnetar.protocol.key_hash import key_hash
 from magnetar.settings import ClientSettings
@@ -24,7 +27,7 @@ from magnetar.spark.cut import BEGINNING, Cut, Place
 from magnetar.spark.cut_json import text_of
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.filters import push_filters
-from magnetar.spark.options import Connection, Options
+from magnetar.spark.options import CONNECTION_OPTIONS, Connection, Options
 from magnetar.spark.range_planning import Budget, Ordering
 from magnetar.spark.source_options import SourceOptions
 from magnetar.spark.starting import bound_of, end_cut, start_cut
@@ -248,9 +251,65 @@ def test_token_file_of_another_machine_is_refused(token: str) -> None:
 
 async def test_missing_token_file_is_named(tmp_path: Path) -> None:
     given = {"serviceUrl": "pulsar://host:6650", "token": (tmp_path / "token").as_uri()}
-    token = Connection.of(Options(given)).client_options()["token"]
-    assert callable(token)
-    with pytest.raises(
-        InvalidOption, match=r"/token' of the option token cannot be read \(No such"
-    ):
-        token()
+    settings = ClientSettings(**Connection.of(Options(given)).client_options())
+    with pytest.raises(AuthenticationFailed, match=r"/token', cannot be read \(No such"):
+        await authentication_of(settings).data()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"token": "let-me-in"},
+        {"token": "token:let-me-in"},
+        {"tokenFile": "/run/a token"},
+        {"basicUser": "ann", "basicPassword": " let-me-in "},
+        {"basicUser": "ann", "basicPasswordFile": "/run/password"},
+        {"oauth2KeyFile": "/run/key.json", "oauth2Audience": "urn:brokers"},
+        {
+            "oauth2IssuerUrl": "http://issuer",
+            "oauth2ClientId": "id",
+            "oauth2ClientSecret": "let-me-in",
+            "oauth2Scope": "read write",
+            "oauth2TrustFile": "/run/issuer.pem",
+            "oauth2RequireHttps": "false",
+        },
+    ],
+)
+def test_credentials_survive_the_way_to_tasks_and_are_not_shown(given: dict[str, str]) -> None:
+    made = Connection.of(Options({"serviceUrl": "pulsar://host:6650", **given}))
+    assert Connection.of(Options(made.options())) == pickle.loads(pickle.dumps(made)) == made
+    assert "let-me-in" not in repr(made)
+    settings = ClientSettings(**made.client_options())
+    assert authentication_of(settings).method in ("token", "basic")
+
+
+def test_password_is_taken_as_it_is() -> None:
+    given = {"serviceUrl": "pulsar://host", "basicUser": " ann ", "basicPassword": " a b "}
+    assert Connection.of(Options(given)).basic == BasicCredentials("ann", " a b ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"token": "let-me-in", "tokenFile": "/run/token"}, "both given"),
+        ({"token": "let-me-in", "basicUser": "a", "basicPassword": "b"}, "token, basic"),
+        ({"tokenFile": "run/token"}, "whole path"),
+        ({"basicPassword": "let-me-in"}, "give a name"),
+        ({"basicUser": "ann"}, "need a password"),
+        ({"oauth2ClientSecret": "let-me-in"}, "incomplete"),
+        ({"oauth2KeyFile": "key.json"}, "whole path"),
+        ({"oauth2RequireHttps": "maybe", "oauth2KeyFile": "/key.json"}, "true or false"),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said) as caught:
+        Connection.of(Options({"serviceUrl": "pulsar://host:6650", **given}))
+    assert "let-me-in" not in repr(caught.value)
+
+
+def test_names_of_options_with_secrets_are_those_whose_values_spark_hides() -> None:
+    # The default of spark.redaction.regex.
+    hidden = re.compile("(?i)secret|password|token|access[.]?key")
+    for name in ("token", "basicPassword", "oauth2ClientSecret"):
+        assert name in CONNECTION_OPTIONS
+        assert hidden.search(name)

@@ -1,0 +1,205 @@
+"""The check of every command against its access rule, before its handler.
+
+A decision is made from records in memory.  If one has to be read first, the connection serves
+nothing else meanwhile, so that commands keep their order.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Final
+
+import structlog
+
+from broker.policies.authorizer import DENIALS_SHOWN, Authorizer, access_denied, described
+from broker.wire.connection import Connection, Deferred, Handler
+from broker.wire.handlers.access import CommandRule, Opened, Questions
+from config.bounds import ACCESS_CHECKS_IN_ONE_GO
+from magnetar.background_tasks import BackgroundTasks
+from magnetar.protocol.pulsar_pb2 import BaseCommand
+from magnetar.protocol.server_error import MagnetarError
+from security.access import Access
+
+log = structlog.get_logger(__name__)
+audit = structlog.get_logger("audit")
+WITHDRAWN: Final = "the role of this client may no longer have what it opened"
+
+
+class AccessGuard:
+    """Refuses commands that a role may not send, and ends what it may no longer have.
+
+    With `dry_run` it logs what it would refuse, and refuses nothing.
+    """
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        rules: Mapping[int, CommandRule],
+        *,
+        dry_run: bool,
+    ) -> None:
+        self._authorizer = authorizer
+        self._rules = rules
+        self._dry_run = dry_run
+        self._tasks = BackgroundTasks(log)
+        self._opened: dict[Connection, dict[Opened, Questions]] = {}
+        self._changed: set[str] = set()
+        self._checking: asyncio.Task[None] | None = None
+        self.refused = 0
+        """Commands that were refused, or would have been, since the start."""
+        self.withdrawn = 0
+        """Connections that were closed as an access was withdrawn, since the start."""
+
+    def guarded(self, handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
+        """The same handlers, each behind its rule.  Raises ValueError if one has no rule."""
+        missing = handlers.keys() - self._rules.keys()
+        if missing:
+            raise ValueError(f"No access rule has the commands {sorted(missing)}: add them.")
+        return {
+            kind: handler
+            if (rule := self._rules[kind]).questions is None
+            else partial(self._serve, rule, rule.questions, handler)
+            for kind, handler in handlers.items()
+        }
+
+    async def stop(self) -> None:
+        """Check nothing more."""
+        await self._tasks.stop()
+
+    def policies_changed(self, name: str) -> None:
+        """Check again what connections have open in a tenant, or `tenant/namespace`."""
+        self._changed.add(name)
+        if self._checking is None or self._checking.done():
+            self._checking = self._tasks.start(self._check_changed(), "access_checks")
+
+    def _serve(
+        self,
+        rule: CommandRule,
+        questions_of: Callable[[BaseCommand], Questions],
+        handler: Handler,
+        connection: Connection,
+        command: BaseCommand,
+        entry: bytes | None,
+    ) -> Awaitable[None] | None:
+        try:
+            questions = questions_of(command)
+        except MagnetarError as error:
+            rule.refuse(connection, command, error)
+            return None
+        allowed = self._authorizer.decide_now(connection.roles, questions)
+        if allowed is None:
+            raise Deferred(
+                partial(self._serve_later, rule, handler, connection, command, entry, questions)
+            )
+        return self._decided(rule, handler, connection, command, entry, questions, allowed=allowed)
+
+    async def _serve_later(
+        self,
+        rule: CommandRule,
+        handler: Handler,
+        connection: Connection,
+        command: BaseCommand,
+        entry: bytes | None,
+        questions: Questions,
+    ) -> Awaitable[None] | None:
+        try:
+            allowed = await self._authorizer.decide(connection.roles, questions)
+        except MagnetarError as error:
+            rule.refuse(connection, command, error)
+            return None
+        if connection.closing:
+            return None
+        return self._decided(rule, handler, connection, command, entry, questions, allowed=allowed)
+
+    def _decided(
+        self,
+        rule: CommandRule,
+        handler: Handler,
+        connection: Connection,
+        command: BaseCommand,
+        entry: bytes | None,
+        questions: Questions,
+        *,
+        allowed: bool,
+    ) -> Awaitable[None] | None:
+        if not self._passes(connection, command, questions, allowed=allowed):
+            rule.refuse(connection, command, access_denied(questions))
+            return None
+        self._remember(connection, rule.opened(command), questions)
+        return handler(connection, command, entry)
+
+    def _passes(
+        self, connection: Connection, command: BaseCommand, questions: Questions, *, allowed: bool
+    ) -> bool:
+        if allowed:
+            return True
+        self.refused += 1
+        audit.warning(
+            "access_would_be_denied" if self._dry_run else "access_denied",
+            role=" for ".join(connection.roles) or None,
+            remote=connection.remote,
+            operation=BaseCommand.Type.Name(command.type),
+            access=[described(each) for each in questions[:DENIALS_SHOWN]],
+            allowed=self._dry_run,
+        )
+        return self._dry_run
+
+    def _remember(
+        self, connection: Connection, opened: Opened | None, questions: Questions
+    ) -> None:
+        if opened is None:
+            return
+        known = self._opened.get(connection)
+        if known is None:
+            known = self._opened[connection] = {}
+            connection.on_close(partial(self._forget, connection))
+        known[opened] = questions
+
+    def _forget(self, connection: Connection) -> None:
+        self._opened.pop(connection, None)
+
+    async def _check_changed(self) -> None:
+        while self._changed:
+            changed, self._changed = self._changed, set()
+            checked = 0
+            for connection, opened in list(self._opened.items()):
+                asked = {each for questions in opened.values() for each in questions}
+                for access in _about(asked, changed):
+                    checked += 1
+                    if checked % ACCESS_CHECKS_IN_ONE_GO == 0:
+                        await asyncio.sleep(0)
+                    if not await self._still_has(connection, access):
+                        self._withdraw(connection, access)
+                        break
+
+    async def _still_has(self, connection: Connection, access: Access) -> bool:
+        if connection.closing or self._dry_run:
+            return True
+        allowed = self._authorizer.decide_now(connection.roles, (access,))
+        if allowed is None:
+            allowed = await self._authorizer.decide(connection.roles, (access,))
+        return allowed
+
+    def _withdraw(self, connection: Connection, access: Access) -> None:
+        """Close the connection: the client opens another one, and is refused what it may not have.
+
+        It does get all else again.
+        """
+        self.withdrawn += 1
+        audit.warning(
+            "access_withdrawn",
+            role=" for ".join(connection.roles) or None,
+            remote=connection.remote,
+            access=[described(access)],
+            allowed=False,
+        )
+        connection.close(WITHDRAWN)
+
+
+def _about(asked: Iterable[Access], changed: set[str]) -> list[Access]:
+    """Those of the questions that the policies of a changed tenant or namespace answer."""
+    return [
+        each
+        for each in asked
+        if each.asks_policies and (each.tenant in changed or str(each.namespace) in changed)
+    ]

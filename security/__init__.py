@@ -1,0 +1,1 @@
+"""Authentication and authorisation: the role of a peer, and what that role may do."""

@@ -1,0 +1,32 @@
+"""A broker that knows its clients by tokens, and the tokens of roles."""
+
+import base64
+import time
+from typing import Final
+
+from magnetar.protocol.pulsar_pb2 import CommandConnect, FeatureFlags
+from security.token_keys import signing_secret
+from security.tokens import create_token
+
+SECRET: Final = bytes(range(32))
+TOKENS: Final[dict[str, object]] = {
+    "authentication_providers": ("token",),
+    "token_secret_keys": (f"data:;base64,{base64.b64encode(SECRET).decode()}",),
+}
+"""Settings of a broker that takes these tokens."""
+LIFE_S: Final = 3600
+
+
+def token_of(role: str, *, life_s: float = LIFE_S, secret: bytes = SECRET) -> str:
+    """A token of a role that expires after `life_s`, or has if that is below 0."""
+    claims = {"sub": role, "exp": int(time.time() + life_s)}
+    return create_token(signing_secret(secret, "the tests"), claims)
+
+
+def connect_as(role: str, *, refreshes: bool = True, life_s: float = LIFE_S) -> CommandConnect:
+    """CONNECT with a token of the role."""
+    return CommandConnect(
+        auth_method_name="token",
+        auth_data=token_of(role, life_s=life_s).encode(),
+        feature_flags=FeatureFlags(supports_auth_refresh=refreshes),
+    )

@@ -1,0 +1,220 @@
+"""REST requests against the access table, and grants over REST."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from broker.admin.access import require_rules, routes_of, rules
+from broker.admin.app import build_app
+from security.access import Need
+from tests.support.embedded_broker import running
+from tests.support.roles import TOKENS
+from tests.unit.broker.admin.conftest import Rest, asking
+
+NAMESPACE = "/admin/v2/namespaces/public/default"
+TOPIC = "/admin/v2/persistent/public/default/t"
+SCALABLE = "/admin/v2/scalable/public/default/s"
+ACTIONS = ["produce", "consume"]
+
+
+@pytest.fixture
+async def rest(tmp_path: Path) -> AsyncIterator[Rest]:
+    async with asking(tmp_path) as rest:
+        yield rest
+
+
+async def test_every_route_has_a_rule_and_every_rule_a_route(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        served = set(routes_of(build_app(broker).router))
+    assert served - rules().keys() == set()
+    # Served only where there may be other brokers.
+    assert rules().keys() - served == {("GET", "/admin/v2/broker-channel")}
+
+
+def test_an_application_with_a_route_without_a_rule_is_refused() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/admin/v2/forgotten", handler)
+    with pytest.raises(ValueError, match="forgotten"):
+        require_rules(app.router)
+
+
+def test_only_these_paths_are_served_without_credentials() -> None:
+    open_to_all = {route for route, need in rules().items() if need is Need.NOTHING}
+    assert open_to_all == {("GET", "/metrics"), ("GET", "/admin/v2/brokers/ready")}
+
+
+async def test_grants_on_a_namespace_are_replaced_listed_and_revoked(rest: Rest) -> None:
+    assert await rest.get(NAMESPACE + "/permissions") == {}
+    await rest.done("POST", NAMESPACE + "/permissions/alice", ["consume", "produce"])
+    await rest.done("POST", NAMESPACE + "/permissions/bob", ["functions"])
+    await rest.done("POST", NAMESPACE + "/permissions/alice", ["consume"])
+    assert await rest.get(NAMESPACE + "/permissions") == {
+        "alice": ["consume"],
+        "bob": ["functions"],
+    }
+    await rest.done("DELETE", NAMESPACE + "/permissions/alice")
+    await rest.done("DELETE", NAMESPACE + "/permissions/nobody")
+    assert await rest.get(NAMESPACE + "/permissions") == {"bob": ["functions"]}
+
+
+async def test_grants_on_a_topic_are_shown_with_those_on_its_namespace(rest: Rest) -> None:
+    await rest.done("POST", NAMESPACE + "/permissions/alice", ["produce"])
+    await rest.done("POST", TOPIC + "/permissions/alice", ["consume"])
+    await rest.done("POST", TOPIC + "/permissions/bob", ["consume"])
+    assert await rest.get(TOPIC + "/permissions") == {"alice": ACTIONS, "bob": ["consume"]}
+    assert await rest.get(TOPIC + "-partition-3/permissions") == await rest.get(
+        TOPIC + "/permissions"
+    )
+    await rest.done("DELETE", TOPIC + "/permissions/bob")
+    assert await rest.get(TOPIC + "/permissions") == {"alice": ACTIONS}
+    await rest.refused(412, "DELETE", TOPIC + "/permissions/bob")
+
+
+async def test_a_deleted_topic_leaves_no_grant_to_a_namesake(rest: Rest) -> None:
+    for topic in (TOPIC, SCALABLE):
+        await rest.done("PUT", topic)
+        await rest.done("POST", topic + "/permissions/bob", ["consume"])
+        await rest.done("DELETE", topic)
+        assert await rest.get(topic + "/permissions") == {}
+    await rest.done("PUT", TOPIC + "/partitions", 2)
+    await rest.done("POST", TOPIC + "/permissions/bob", ["consume"])
+    await rest.done("DELETE", TOPIC + "/partitions")
+    assert await rest.get(TOPIC + "/permissions") == {}
+
+
+async def test_the_roles_of_a_subscription_are_replaced_and_revoked_one_by_one(rest: Rest) -> None:
+    path = NAMESPACE + "/permissions"
+    await rest.done("POST", path + "/subscription/audit", ["alice", "bob"])
+    assert await rest.get(path + "/subscription") == {"audit": ["alice", "bob"]}
+    await rest.done("DELETE", path + "/audit/alice")
+    assert await rest.get(path + "/subscription") == {"audit": ["bob"]}
+
+
+async def test_the_mode_of_subscriptions_is_none_or_prefix(rest: Rest) -> None:
+    path = NAMESPACE + "/subscriptionAuthMode"
+    assert await rest.get(path) == "None"
+    await rest.done("POST", path, "Prefix")
+    assert await rest.get(path) == "Prefix"
+    await rest.refused(400, "POST", path, "prefix")
+
+
+async def test_grants_on_many_topics_are_of_one_namespace(rest: Rest) -> None:
+    grants = [
+        {"topic": f"persistent://public/default/{name}", "role": "alice", "actions": ["produce"]}
+        for name in ("a", "b")
+    ]
+    await rest.done("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grants)
+    for name in ("a", "b"):
+        path = f"/admin/v2/persistent/public/default/{name}/permissions"
+        assert await rest.get(path) == {"alice": ["produce"]}
+    await rest.done("POST", "/admin/v2/namespaces/revokePermissionsOnTopics", grants[:1])
+    assert await rest.get("/admin/v2/persistent/public/default/a/permissions") == {}
+    other = {**grants[0], "topic": "persistent://pulsar/system/x"}
+    for body in ([grants[0], other], [], [{"role": "alice"}], {"topic": "x"}):
+        await rest.refused(400, "POST", "/admin/v2/namespaces/grantPermissionsOnTopics", body)
+
+
+@pytest.mark.parametrize("role", ["a*b", "%20alice", "**"])
+async def test_a_role_that_is_none_is_not_granted_anything(rest: Rest, role: str) -> None:
+    await rest.refused(400, "POST", f"{NAMESPACE}/permissions/{role}", ["produce"])
+
+
+@pytest.mark.parametrize("actions", [[], ["write"], "produce", {"produce": True}, [1]])
+async def test_an_action_that_is_none_is_not_granted(rest: Rest, actions: object) -> None:
+    await rest.refused(400, "POST", NAMESPACE + "/permissions/alice", actions)
+
+
+@pytest.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[Rest]:
+    settings = {**TOKENS, "authorization": "on", "superuser_roles": ("root",)}
+    async with asking(tmp_path, **settings) as rest:
+        rest.role = "root"
+        await rest.done("PUT", TOPIC)
+        tenant = {"adminRoles": ["admin"], "allowedClusters": ["standalone"]}
+        await rest.done("PUT", "/admin/v2/tenants/acme", tenant)
+        await rest.done("PUT", "/admin/v2/namespaces/acme/orders")
+        await rest.done("POST", NAMESPACE + "/permissions/reader", ["consume"])
+        yield rest
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "path", "allowed"),
+    [
+        ("reader", "GET", TOPIC + "/stats", True),
+        ("reader", "GET", TOPIC + "/subscriptions", True),
+        ("reader", "PUT", TOPIC + "/unload", False),
+        ("reader", "DELETE", TOPIC, False),
+        ("reader", "POST", NAMESPACE + "/permissions/reader", False),
+        ("reader", "GET", "/admin/v2/tenants", False),
+        ("stranger", "GET", TOPIC + "/stats", False),
+        ("stranger", "GET", "/admin/v2/brokers/version", True),
+        ("admin", "GET", "/admin/v2/tenants/acme", True),
+        ("admin", "GET", "/admin/v2/namespaces/acme", True),
+        ("admin", "GET", "/admin/v2/tenants/public", False),
+        ("admin", "GET", TOPIC + "/stats", False),
+        ("root", "GET", "/admin/v2/tenants", True),
+    ],
+)
+async def test_a_request_is_served_as_its_rule_says(
+    secured: Rest, role: str, method: str, path: str, *, allowed: bool
+) -> None:
+    secured.role = role
+    status, answer = await secured.call(method, path)
+    assert (status != 403) is allowed, (status, answer)
+
+
+async def test_without_credentials_only_the_open_paths_answer(secured: Rest) -> None:
+    secured.role = None
+    for path, status in (
+        ("/metrics", 200),
+        ("/admin/v2/brokers/ready", 200),
+        ("/admin/v2", 401),
+        (TOPIC + "/stats", 401),
+        ("/admin/v2/no/such/path", 401),
+        (TOPIC.replace("public", "none") + "/stats", 401),
+    ):
+        assert (await secured.call("GET", path))[0] == status, path
+
+
+async def test_a_refusal_does_not_tell_whether_the_topic_exists(secured: Rest) -> None:
+    secured.role = "stranger"
+    reasons = {
+        (await secured.refused(403, "GET", path + "/stats")).replace(name, "NAME")
+        for name, path in (
+            ("public/default/t", TOPIC),
+            ("public/default/none", TOPIC.removesuffix("/t") + "/none"),
+            ("none/none/t", TOPIC.replace("public/default", "none/none")),
+        )
+    }
+    assert len(reasons) == 1
+
+
+async def test_grants_on_topics_in_a_body_are_for_admins_of_their_tenant(secured: Rest) -> None:
+    grant = [{"topic": "persistent://acme/orders/x", "role": "bob", "actions": ["produce"]}]
+    path = "/admin/v2/namespaces/grantPermissionsOnTopics"
+    secured.role = "reader"
+    await secured.refused(403, "POST", path, grant)
+    secured.role = "admin"
+    await secured.done("POST", path, grant)
+    foreign = [{**grant[0], "topic": "persistent://public/default/x"}]
+    await secured.refused(403, "POST", path, foreign)
+
+
+async def test_denials_and_changes_are_audited(secured: Rest) -> None:
+    with capture_logs() as logs:
+        await secured.done("PUT", TOPIC + "2")
+        secured.role = "stranger"
+        await secured.refused(403, "DELETE", TOPIC)
+    changed, denied = (
+        next(each for each in logs if each["event"] == event)
+        for event in ("changed_by_request", "access_denied")
+    )
+    assert (changed["role"], changed["allowed"]) == ("root", True)
+    assert (denied["role"], denied["allowed"]) == ("stranger", False)
+    assert denied["operation"] == f"DELETE {TOPIC}"

@@ -1,0 +1,298 @@
+"""Commands against their access rules, on a broker with authorization."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+from structlog.testing import capture_logs
+
+from broker.app.service import Broker
+from broker.wire.handlers.access import RULES
+from broker.wire.handlers.guard import AccessGuard
+from broker.wire.handlers.table import handler_table
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.names import NamespaceName
+from tests.support.embedded_broker import running
+from tests.support.raw_client import BrokerError, RawClient
+from tests.support.roles import TOKENS, connect_as
+from tests.support.waiting import until
+
+Kind = pb.BaseCommand
+NAMESPACE = NamespaceName("public", "default")
+TOPIC = "persistent://public/default/t"
+SCALABLE = "topic://public/default/s"
+
+
+class Secured:
+    """A broker with authorization, and its clients."""
+
+    def __init__(self, broker: Broker, stack: AsyncExitStack) -> None:
+        self.broker = broker
+        self._stack = stack
+
+    async def client(self, role: str, proxy: str | None = None) -> RawClient:
+        """A client with that role, behind a proxy of that role if there is one."""
+        connect = connect_as(proxy or role)
+        if proxy is not None:
+            connect.original_principal = role
+        client = await RawClient.open("127.0.0.1", self.broker.port, connect)
+        self._stack.push_async_callback(client.close)
+        return client
+
+    async def grant(self, **actions: list[str]) -> None:
+        """Replace the grants of the namespace."""
+        await self.broker.namespaces.change(
+            NAMESPACE,
+            lambda record: record.update(auth_policies={"namespace_auth": dict(actions)}),
+        )
+
+
+@pytest.fixture(params=["on"])
+async def secured(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Secured]:
+    async with (
+        running(
+            tmp_path,
+            **TOKENS,
+            authorization=request.param,
+            superuser_roles=("root", "gate"),
+            proxy_roles=("gate", "weak-gate"),
+        ) as broker,
+        AsyncExitStack() as stack,
+    ):
+        yield Secured(broker, stack)
+
+
+def lookup(topic: str = TOPIC) -> pb.CommandLookupTopic:
+    return pb.CommandLookupTopic(topic=topic)
+
+
+def producer(topic: str = TOPIC) -> pb.CommandProducer:
+    return pb.CommandProducer(topic=topic, producer_id=1)
+
+
+def subscriber(subscription: str = "s") -> pb.CommandSubscribe:
+    return pb.CommandSubscribe(
+        topic=TOPIC, subscription=subscription, sub_type=pb.CommandSubscribe.Shared, consumer_id=1
+    )
+
+
+async def outcome(client: RawClient, kind: pb.BaseCommand.Type, body: Message) -> int | None:
+    """The error code in the answer to a request; None if it has none."""
+    try:
+        answer = await client.request(kind, body)
+    except BrokerError as refused:
+        return refused.code
+    fields = getattr(answer, FIELD_OF_TYPE[answer.type])
+    for name in ("error", "error_code"):
+        if name in fields.DESCRIPTOR.fields_by_name and fields.HasField(name):
+            return int(getattr(fields, name))
+    return None
+
+
+def test_every_command_has_a_rule_and_every_rule_a_command() -> None:
+    served = set(handler_table())
+    assert served - RULES.keys() == set()
+    assert RULES.keys() - served <= {Kind.AUTH_RESPONSE}
+
+
+async def test_a_table_of_handlers_without_a_rule_is_refused(secured: Secured) -> None:
+    assert secured.broker.authorizer is not None
+    guard = AccessGuard(secured.broker.authorizer, {}, dry_run=False)
+    with pytest.raises(ValueError, match="No access rule"):
+        guard.guarded(handler_table())
+
+
+async def test_a_superuser_may_all_and_a_stranger_nothing(secured: Secured) -> None:
+    root, stranger = await secured.client("root"), await secured.client("stranger")
+    for kind, body in (
+        (Kind.LOOKUP, lookup()),
+        (Kind.PRODUCER, producer()),
+        (Kind.SUBSCRIBE, subscriber()),
+    ):
+        assert await outcome(stranger, kind, body) == pb.AuthorizationError
+        assert await outcome(root, kind, body) is None
+
+
+async def test_a_stranger_is_refused_before_it_is_looked_whether_the_topic_exists(
+    secured: Secured,
+) -> None:
+    root, stranger = await secured.client("root"), await secured.client("stranger")
+    await root.request(Kind.PRODUCER, producer())
+    messages = set()
+    for name in ("public/default/t", "public/default/none", "public/none/t", "none/none/t"):
+        with pytest.raises(BrokerError) as refused:
+            await stranger.request(Kind.LOOKUP, lookup(f"persistent://{name}"))
+        assert refused.value.code == pb.AuthorizationError
+        messages.add(refused.value.message.replace(name, "NAME"))
+    assert len(messages) == 1
+
+
+ON_A_TOPIC = (
+    (Kind.LOOKUP, lookup()),
+    (Kind.PARTITIONED_METADATA, pb.CommandPartitionedTopicMetadata(topic=TOPIC)),
+    (Kind.PRODUCER, producer()),
+    (Kind.SUBSCRIBE, subscriber()),
+    (Kind.GET_SCHEMA, pb.CommandGetSchema(topic=TOPIC)),
+    (
+        Kind.GET_OR_CREATE_SCHEMA,
+        pb.CommandGetOrCreateSchema(
+            topic=TOPIC,
+            schema=pb.Schema(name="s", schema_data=b"", type=pb.Schema.String),
+        ),
+    ),
+    (Kind.PLAN_RANGE, pb.CommandPlanRange(topic=TOPIC)),
+    (
+        Kind.READ_ENTRIES,
+        pb.CommandReadEntries(
+            topic=TOPIC,
+            start=pb.MessageIdData(ledger_id=0, entry_id=0),
+            end=pb.MessageIdData(ledger_id=0, entry_id=1),
+            max_bytes=10,
+        ),
+    ),
+    (
+        Kind.SCALABLE_TOPIC_SUBSCRIBE,
+        pb.CommandScalableTopicSubscribe(
+            topic=SCALABLE,
+            subscription="s",
+            consumer_name="c",
+            consumer_id=2,
+            consumer_type=pb.STREAM,
+        ),
+    ),
+    (
+        Kind.GET_TOPICS_OF_NAMESPACE,
+        pb.CommandGetTopicsOfNamespace(namespace=str(NAMESPACE)),
+    ),
+    (
+        Kind.WATCH_TOPIC_LIST,
+        pb.CommandWatchTopicList(namespace=str(NAMESPACE), watcher_id=1, topics_pattern=".*"),
+    ),
+    (
+        Kind.ADD_PARTITION_TO_TXN,
+        pb.CommandAddPartitionToTxn(partitions=[TOPIC], scalable=True),
+    ),
+    (
+        Kind.ADD_SUBSCRIPTION_TO_TXN,
+        pb.CommandAddSubscriptionToTxn(
+            subscription=[pb.Subscription(topic=TOPIC, subscription="s")], scalable=True
+        ),
+    ),
+)
+PRODUCE_ALONE = {Kind.PRODUCER, Kind.GET_OR_CREATE_SCHEMA, Kind.ADD_PARTITION_TO_TXN}
+CONSUME_ALONE = {
+    Kind.SUBSCRIBE,
+    Kind.PLAN_RANGE,
+    Kind.READ_ENTRIES,
+    Kind.SCALABLE_TOPIC_SUBSCRIBE,
+    Kind.ADD_SUBSCRIPTION_TO_TXN,
+}
+
+
+@pytest.mark.parametrize("action", ["produce", "consume"])
+async def test_a_grant_opens_its_commands_and_no_others(secured: Secured, action: str) -> None:
+    await secured.grant(user=[action])
+    client = await secured.client("user")
+    other = CONSUME_ALONE if action == "produce" else PRODUCE_ALONE
+    for kind, body in ON_A_TOPIC:
+        denied = await outcome(client, kind, body) == pb.AuthorizationError
+        assert denied is (kind in other), Kind.Type.Name(kind)
+
+
+async def test_commands_between_brokers_are_for_superusers(secured: Secured) -> None:
+    await secured.grant(user=["produce", "consume"])
+    client = await secured.client("user")
+    asked = pb.CommandEndTxnOnPartition(topic=TOPIC)
+    assert await outcome(client, Kind.END_TXN_ON_PARTITION, asked) == pb.AuthorizationError
+
+
+async def test_streams_of_a_scalable_topic_are_refused_in_their_own_answers(
+    secured: Secured,
+) -> None:
+    client = await secured.client("stranger")
+    client.send(Kind.SCALABLE_TOPIC_LOOKUP, pb.CommandScalableTopicLookup(
+        session_id=5, topic=SCALABLE, create_if_missing=True
+    ))  # fmt: skip
+    update = (await client.wait(client.events.get())).scalable_topic_update
+    assert (update.session_id, update.error) == (5, pb.AuthorizationError)
+    client.send(
+        Kind.WATCH_SCALABLE_TOPICS,
+        pb.CommandWatchScalableTopics(watch_id=6, namespace=str(NAMESPACE)),
+    )
+    watch = (await client.wait(client.events.get())).watch_scalable_topics_update
+    assert (watch.watch_id, watch.error) == (6, pb.AuthorizationError)
+
+
+async def test_commands_keep_their_order_while_a_decision_waits_for_the_store(
+    secured: Secured,
+) -> None:
+    await secured.grant(user=["produce"])
+    client = await secured.client("user")
+    held = asyncio.Event()
+    read = secured.broker.namespaces.require_tenant_admins
+
+    async def slow(tenant: str) -> frozenset[str]:
+        await held.wait()
+        return await read(tenant)
+
+    secured.broker.namespaces.require_tenant_admins = slow  # type: ignore[method-assign]
+    opened = asyncio.ensure_future(outcome(client, Kind.PRODUCER, producer()))
+    looked_up = asyncio.ensure_future(outcome(client, Kind.LOOKUP, lookup()))
+    (connection,) = secured.broker.connections
+    await until(lambda: bool(connection.paused))
+    assert not opened.done()
+    assert not looked_up.done()
+    held.set()
+    assert await opened is None
+    assert await looked_up is None
+
+
+async def test_a_withdrawn_grant_closes_what_the_role_has_open(secured: Secured) -> None:
+    await secured.grant(user=["produce"], other=["produce"])
+    user, other = await secured.client("user"), await secured.client("other")
+    for client in (user, other):
+        assert await outcome(client, Kind.PRODUCER, producer()) is None
+    await secured.grant(other=["produce"])
+    await asyncio.wait_for(user.closed, 10)
+    assert not other.closed.done()
+    again = await secured.client("user")
+    assert await outcome(again, Kind.PRODUCER, producer()) == pb.AuthorizationError
+
+
+async def test_behind_a_proxy_both_roles_are_asked(secured: Secured) -> None:
+    await secured.grant(user=["produce"])
+    through = await secured.client("user", "gate")
+    assert await outcome(through, Kind.LOOKUP, lookup()) is None
+    stranger = await secured.client("stranger", "gate")
+    assert await outcome(stranger, Kind.LOOKUP, lookup()) == pb.AuthorizationError
+    weak = await secured.client("user", "weak-gate")
+    assert await outcome(weak, Kind.LOOKUP, lookup()) == pb.AuthorizationError
+
+
+async def test_a_name_that_is_none_is_refused_as_one(secured: Secured) -> None:
+    client = await secured.client("root")
+    assert await outcome(client, Kind.LOOKUP, lookup("persistent://x")) == pb.InvalidTopicName
+
+
+@pytest.mark.parametrize("secured", ["dry_run"], indirect=True)
+async def test_a_dry_run_refuses_nothing_and_logs_what_it_would_refuse(secured: Secured) -> None:
+    client = await secured.client("stranger")
+    with capture_logs() as logs:
+        assert await outcome(client, Kind.PRODUCER, producer()) is None
+    (entry,) = [each for each in logs if each["event"] == "access_would_be_denied"]
+    assert entry["role"] == "stranger"
+    assert entry["operation"] == "PRODUCER"
+    assert entry["access"] == [f"produce on {TOPIC}"]
+
+
+def test_a_rule_without_questions_is_of_a_command_that_names_no_topic() -> None:
+    names = {"topic", "namespace", "partitions", "subscription"}
+    for kind, rule in RULES.items():
+        if rule.questions is None:
+            fields = pb.BaseCommand.DESCRIPTOR.fields_by_name[FIELD_OF_TYPE[kind]].message_type
+            assert fields is not None
+            assert not names & set(fields.fields_by_name), FIELD_OF_TYPE[kind]

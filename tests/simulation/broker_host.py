@@ -62,7 +62,7 @@ class SimulatedServer(BinaryServer):
         self._accepted += 1
         connection = _NumberedConnection.__new__(_NumberedConnection)
         connection.number = self._accepted
-        connection.__init__(self._broker, self._handlers, self._send)  # type: ignore[misc]
+        connection.__init__(self._broker, self.handlers, self._send)  # type: ignore[misc]
         return connection
 
 

@@ -123,7 +123,7 @@ class FollowsLate(SegmentBuffer):
         txns = list(self._core.members)
         await self._load_headers(txns)
         for txn in txns:
-            self._decisions.follow(txn, self._follower)
+            self._decisions.follow(txn, self._decided)
         self._core.loaded(await self._store.aborted_on(self.segment))
 
 
@@ -134,7 +134,7 @@ class AbortedSetFirst(SegmentBuffer):
         aborted = await self._store.aborted_on(self.segment)
         self._core.scanned(self._may_load(await self._store.claims_on(self.segment)))
         for txn in list(self._core.members):
-            self._decisions.follow(txn, self._follower)
+            self._decisions.follow(txn, self._decided)
             await self._load_headers([txn])
         self._core.loaded(aborted)
 

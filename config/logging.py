@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
@@ -56,7 +56,7 @@ def configure_logging(
     structlog.configure(
         processors=[*processors, _shorten_values, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=_LossyOutput(sys.stderr)),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _LossyOutput(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     _configure_libraries(limits)

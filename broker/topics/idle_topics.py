@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
+from weakref import ref
 
 import structlog
 
@@ -89,7 +90,8 @@ class IdleTopics:
         self._broker = broker
         self._now_s = now_s
         self._idle_s = broker.settings.idle_topic_unload_s
-        self._topics: IdleWatch[Topic] = IdleWatch(self._idle_s)
+        # Weakly: a topic that is deleted must not stay in memory until the next check.
+        self._topics: IdleWatch[ref[Topic]] = IdleWatch(self._idle_s)
         self._to_trim: dict[TopicName, int] = {}
         self._tasks = BackgroundTasks(log)
 
@@ -114,9 +116,11 @@ class IdleTopics:
         """Load topics whose retention is due; unload topics that were idle for long enough."""
         await self._trim_due_topics()
         loaded = self._broker.topics.loaded().values()
-        seen = ((topic, topic.uses, self._is_idle(topic)) for topic in loaded)
-        for topic in self._topics.observe(seen, self._now_s()):
-            await self._unload(topic, topic.uses)
+        seen = ((ref(topic), topic.uses, self._is_idle(topic)) for topic in loaded)
+        for reference in self._topics.observe(seen, self._now_s()):
+            topic = reference()
+            if topic is not None:
+                await self._unload(topic, topic.uses)
         await self._broker.scalable.let_go_of_idle(self._now_s())
 
     def _is_idle(self, topic: Topic) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from weakref import ref
 
 import pytest
 
@@ -77,6 +78,18 @@ async def test_topic_that_was_used_is_freed_at_once(
                 await broker.topics.unload(name)
         await asyncio.sleep(0.1)
     assert found == []
+
+
+async def test_deleted_topic_that_was_checked_for_being_idle_is_freed_at_once(
+    broker: Broker,
+) -> None:
+    name = name_of("persistent://public/default/t")
+    topic = ref(await broker.topics.get(name, create=True))
+    with unreachable_objects():
+        await broker.idle_topics.unload_idle()
+        await broker.topics.delete(name, force=False)
+        await asyncio.sleep(0.1)
+        assert topic() is None
 
 
 async def test_topic_whose_clients_are_attached_is_freed_at_once(

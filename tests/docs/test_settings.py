@@ -80,3 +80,42 @@ def test_the_password_of_ledgers_is_not_shown() -> None:
     settings = load_settings(None, {"ledger_password": "hush"})
     assert "hush" not in repr(settings)
     assert settings.ledger_password.get_secret_value() == "hush"
+
+
+CERTIFICATE = {"tls_certificate_file": "broker.pem", "tls_key_file": "broker.key"}
+TLS = {**CERTIFICATE, "port_tls": 6651, "http_port_tls": 8443}
+
+
+def test_tls_is_off_by_default() -> None:
+    settings = load_settings(None, {})
+    assert (settings.port_tls, settings.http_port_tls, settings.uses_tls) == (None, None, False)
+    assert settings.plaintext_ports
+
+
+def test_ports_with_tls_are_beside_the_plain_ones_or_alone() -> None:
+    assert load_settings(None, TLS).uses_tls
+    assert load_settings(None, {**CERTIFICATE, "http_port_tls": 8443}).uses_tls
+    alone = load_settings(None, {**TLS, "plaintext_ports": False, "port_tls": 6650})
+    assert not alone.plaintext_ports
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"port_tls": 6651}, "no certificate: set tls_certificate_file and tls_key_file"),
+        ({**TLS, "tls_key_file": None}, "tls_certificate_file and tls_key_file go together"),
+        ({"plaintext_ports": False}, "set both, 6651 and 8443"),
+        ({**TLS, "plaintext_ports": False, "port_tls": None}, "set both, 6651 and 8443"),
+        ({**TLS, "port_tls": 8080}, "http_port and port_tls are both 8080"),
+        ({**TLS, "port_tls": 8443}, "port_tls and http_port_tls are both 8443"),
+        ({**TLS, "tls_client_certificates": "wanted"}, "wanted, but .*set tls_trust_certs_file"),
+        ({**TLS, "tls_minimum_version": "1.1"}, "tls_minimum_version = '1.1' is wrong"),
+        ({"broker_client_key_file": "a"}, "broker_client_key_file go together"),
+        ({**SHARED, **TLS, "plaintext_ports": False, "http_port_tls": 0}, "http_port_tls is 0"),
+    ],
+)
+def test_settings_of_tls_that_do_not_fit_are_refused(
+    given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load_settings(None, given)

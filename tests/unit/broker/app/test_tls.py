@@ -217,6 +217,30 @@ async def test_silent_peers_do_not_lock_out_rest(tmp_path: Path, authority: Auth
             writer.close()
 
 
+async def test_client_that_reads_nothing_is_given_up(tmp_path: Path, authority: Authority) -> None:
+    async with serving(tmp_path, authority, keep_alive_interval_s=0.2) as served:
+        client = await served.raw()
+        producer = await client.create_producer(REGULAR)
+        await asyncio.gather(*(producer.send(b"x" * 4_000_000) for _ in range(6)))
+        reader = await served.raw()
+        consumer = await reader.subscribe(
+            REGULAR,
+            "s",
+            pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest),
+            permits=0,
+        )
+        assert reader.transport is not None
+        reader.transport.pause_reading()
+        consumer.flow(100)
+        held = served.broker.peer_memory
+        await until(lambda: held.refresh() > 4_000_000)
+        await until(lambda: len(served.broker.connections) == 1)
+        assert held.refresh() == 0
+        await client.ping()
+        for each in (client, reader):
+            await each.close()
+
+
 # New files
 
 

@@ -19,6 +19,7 @@ REDIRECTS_MAX = 5
 """Enough for a topic that moves meanwhile; it stops brokers that redirect in a circle."""
 
 _SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
+_NOT_ALLOWED = "{server} does not let this client do this"
 _WHO = "--token-file, --basic-user or --oauth2-key-file"
 
 
@@ -182,8 +183,8 @@ def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) 
     status = f"{error.code} {error.reason}".strip()
     own = reason not in ("", error.reason, f"HTTP {status}")
     if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        said = f" ({reason.rstrip('. ')})" if own else ""
-        return f"{status}{said}: {_advice(error.code, server, known=known)}"
+        said = reason.rstrip(". ") if own else _NOT_ALLOWED.format(server=server)
+        return f"{status}: {said}. {_next_step(error.code, known=known)}"
     if own:
         return f"{status}: {reason}"
     # Every error of a Magnetar broker has a reason.
@@ -193,12 +194,12 @@ def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) 
     )
 
 
-def _advice(code: int, server: str, *, known: bool) -> str:
+def _next_step(code: int, *, known: bool) -> str:
     if code == HTTPStatus.FORBIDDEN:
-        return f"the role may not do this on {server}; use one that has the permission ({_WHO})."
+        return f"Give the credentials of a role that may do this ({_WHO})."
     if known:
-        return f"{server} does not accept these credentials; give others ({_WHO})."
-    return f"{server} wants credentials; give them with {_WHO}."
+        return f"Give other credentials ({_WHO})."
+    return f"Give credentials ({_WHO})."
 
 
 def _decode(text: bytes, server: str) -> object:

@@ -165,10 +165,15 @@ def test_unreachable_redirect_target_is_named(asked: Server) -> None:
         (
             401,
             '{"reason": "Who?"}',
-            r"401 Unauthorized \(Who\?\): .* wants credentials; .*-file, .*",
+            r"401 Unauthorized: Who\?\. Give credentials \(--token-file, .*",
         ),
-        (401, "", r"401 Unauthorized: .* wants credentials; give them with --token-file, .*"),
-        (403, "", r"403 Forbidden: the role may not do this on .*; use one that has .*"),
+        (401, "", r"401 Unauthorized: http://\S+ does not let this client do this\. Give cred.*"),
+        (
+            403,
+            '{"reason": "No."}',
+            r"403 Forbidden: No\. Give the credentials of a role that may.*",
+        ),
+        (403, "", r"403 Forbidden: http://\S+ does not let this client do this\. Give the cred.*"),
     ],
 )
 def test_refusal_is_one_line_with_status_and_reason(
@@ -224,7 +229,7 @@ def test_redirect_of_credentials_to_another_scheme_is_not_followed(
 
 
 def test_refused_credentials_are_told_from_missing_ones(asked: Server) -> None:
-    with pytest.raises(RestFailure, match="does not accept these credentials; give others"):
+    with pytest.raises(RestFailure, match=r"401 Unauthorized: .* Give other credentials"):
         call(asked.url, "GET", "/refused/401/x", authorization="Bearer marked")
 
 

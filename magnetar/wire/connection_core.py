@@ -25,6 +25,7 @@ from magnetar.protocol.commands import encode_command
 from magnetar.protocol.frames import Frame, FrameDecoder, FrameError, Received
 from magnetar.protocol.pulsar_pb2 import (
     AuthData,
+    AuthenticationError,
     BaseCommand,
     CommandAuthChallenge,
     CommandAuthResponse,
@@ -404,7 +405,7 @@ class ConnectionCore:
         elif kind not in _AWAITED.get(self.state, ()):
             self._unexpected(BaseCommand.Type.Name(kind))
         elif kind == BaseCommand.ERROR:
-            self.end(_refused(command))
+            self.end(_refused(command, self._hello.auth_method_name))
         elif kind == BaseCommand.AUTH_CHALLENGE:
             self._enter(ConnectionState.CHALLENGED)
             self._shell.prove(command.auth_challenge.challenge)
@@ -462,6 +463,17 @@ def _decoder(max_message_size: int) -> FrameDecoder:
     return FrameDecoder(limit, limit)
 
 
-def _refused(command: BaseCommand) -> BrokerError:
+def _refused(command: BaseCommand, method: str) -> BrokerError:
+    """The error for a refused handshake; `method` is that of the client's credentials."""
     refusal = command.error
-    return error_of(refusal.error, refusal.message or "The broker refused the connection.")
+    said = refusal.message or "The broker refused the connection."
+    if refusal.error == AuthenticationError:
+        reason = said.rstrip(". ")
+        said = (
+            f"The broker wants credentials, and this client has none ({reason}); give it a token, "
+            "basic or OAuth2 credentials, or a certificate."
+            if method == "none"
+            else f"The broker does not accept this client's {method} credentials ({reason}); check "
+            "them, and read the broker's log."
+        )
+    return error_of(refusal.error, said)

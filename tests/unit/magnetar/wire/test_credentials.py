@@ -171,11 +171,16 @@ class TestConnect:
 
     async def test_refused_credentials_fail_a_connect_at_once(self) -> None:
         async with serving(greet=refuse) as broker:
-            for settings in (ClientSettings(basic=BASIC), ClientSettings(token=lambda: "x")):
-                with pytest.raises(AuthenticationFailed, match="Failed to authenticate") as caught:
+            for settings, said in (
+                (ClientSettings(basic=BASIC), "does not accept this client's basic credentials"),
+                (ClientSettings(token=lambda: "x"), "this client's token credentials"),
+                (ClientSettings(), "wants credentials, and this client has none"),
+            ):
+                with pytest.raises(AuthenticationFailed, match=said) as caught:
                     await pool_of(broker.url, settings).any()
+                assert "(Failed to authenticate)" in str(caught.value)
                 assert not caught.value.retriable
-            assert len(broker.peers) == 2
+            assert len(broker.peers) == 3
 
 
 class TestRenewal:

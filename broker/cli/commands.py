@@ -176,7 +176,7 @@ def show_config(config: ConfigFile = None) -> None:
 @asking
 def health(admin: Admin = DEFAULT_ADMIN) -> None:
     """Check the health of a broker: status 0 if it is well."""
-    url = f"{admin.admin_url.rstrip('/')}/admin/v2/brokers/health"
+    url = f"{admin.url.rstrip('/')}/admin/v2/brokers/health"
     known = None
     try:
         known = admin.authorization()
@@ -185,14 +185,14 @@ def health(admin: Admin = DEFAULT_ADMIN) -> None:
     except RestFailure as error:
         raise fail(error) from error
     except urllib.error.HTTPError as error:
-        said = refusal(error, admin.admin_url, known=known is not None)
+        said = refusal(error, admin.url, known=known is not None)
         raise fail(f"{url} reports a failure, {said}") from error
     except http.client.HTTPException as error:
         raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise fail(not_trusted(admin.admin_url, reason)) from error
+            raise fail(not_trusted(admin.url, reason)) from error
         raise fail(f"{url} does not answer ({error}).") from error
 
 

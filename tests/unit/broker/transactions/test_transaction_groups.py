@@ -235,7 +235,7 @@ async def test_operators_see_groups_and_the_last_committed_batch(site: Site) -> 
     status, printed = await site.txn("list")
     assert f"{group} " in printed
     status, printed = await site.txn("show", str(group))
-    assert "a group, of nonce n, with room for 64 attempts" in printed
+    assert "a group, of nonce n, with 64 attempts reserved" in printed
     assert printed.count(f"writes to {TOPIC}") == 2
     assert "committed batch" not in printed
     status, printed = await site.txn("show", str(TxnId(*loser)))

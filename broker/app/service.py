@@ -125,6 +125,7 @@ class Broker:
         """Finds out who a peer is; None: authentication is off."""
         self.authorizer: Authorizer | None = None
         """Decides what roles may do; None: everything."""
+        self.access_guard: AccessGuard | None = None
         handshakes = Handshakes(self._has_room_for_handshake)
         self.handshakes: dict[PortSetting, Handshakes] = {PortSetting.PORT_TLS: handshakes}
         """The TLS handshakes of each port; that of the REST port is added by its server."""
@@ -281,7 +282,9 @@ class Broker:
             frozenset(settings.superuser_roles),
             wildcards=settings.authorization_wildcards,
         )
-        guard = AccessGuard(self.authorizer, RULES, dry_run=settings.authorization == "dry_run")
+        guard = self.access_guard = AccessGuard(
+            self.authorizer, RULES, dry_run=settings.authorization == "dry_run"
+        )
         self._release_at_stop("access", guard.stop)
         self.namespaces.on_change(guard.policies_changed)
         handlers = guard.guarded(handler_table())

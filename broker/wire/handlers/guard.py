@@ -5,6 +5,7 @@ nothing else meanwhile, so that commands keep their order.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
@@ -45,8 +46,8 @@ class AccessGuard:
         self._opened: dict[Connection, dict[Opened, Questions]] = {}
         self._changed: set[str] = set()
         self._checking: asyncio.Task[None] | None = None
-        self.refused = 0
-        """Commands that were refused, or would have been, since the start."""
+        self.refused: Counter[BaseCommand.Type] = Counter()
+        """Commands that were refused, or would have been, since the start, by type."""
         self.withdrawn = 0
         """Connections that were closed as an access was withdrawn, since the start."""
 
@@ -133,7 +134,7 @@ class AccessGuard:
     ) -> bool:
         if allowed:
             return True
-        self.refused += 1
+        self.refused[command.type] += 1
         audit.warning(
             "access_would_be_denied" if self._dry_run else "access_denied",
             role=" for ".join(connection.roles) or None,

@@ -17,6 +17,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import FIELD_OF_TYPE
 from magnetar.protocol.names import NamespaceName
 from tests.support.embedded_broker import running
+from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.roles import TOKENS, connect_as
 from tests.support.waiting import until
@@ -296,3 +297,19 @@ def test_a_rule_without_questions_is_of_a_command_that_names_no_topic() -> None:
             fields = pb.BaseCommand.DESCRIPTOR.fields_by_name[FIELD_OF_TYPE[kind]].message_type
             assert fields is not None
             assert not names & set(fields.fields_by_name), FIELD_OF_TYPE[kind]
+
+
+async def test_logins_and_denials_are_in_the_metrics(secured: Secured) -> None:
+    client = await secured.client("stranger")
+    await outcome(client, Kind.LOOKUP, lookup())
+    with pytest.raises(BrokerError):
+        await RawClient.open("127.0.0.1", secured.broker.port)
+    text = await metrics_text(secured.broker)
+    for line in (
+        'pulsar_authentication_success_total{auth_method="token",cluster="standalone",'
+        'provider_name="AuthenticationProviderToken"} 1.0',
+        'magnetar_access_denied_total{cluster="standalone",operation="LOOKUP"} 1.0',
+        'pulsar_expiring_token_minutes_bucket{cluster="standalone",le="60.0"} 1.0',
+    ):
+        assert line in text
+    assert "pulsar_authentication_failures_total{" in text

@@ -34,7 +34,7 @@ class Rest:
             **json,  # type: ignore[arg-type]
         ) as answer:
             text = await answer.text()
-            if "json" in answer.headers.get("Content-Type", ""):
+            if "application/json" in answer.headers.get("Content-Type", ""):
                 return answer.status, await answer.json()
             return answer.status, text
 

@@ -22,6 +22,7 @@ import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.PulsarClientBuilder;
 import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
 import org.apache.pulsar.client.api.v5.config.ConnectionPolicy;
+import org.apache.pulsar.client.api.v5.config.TlsPolicy;
 import org.apache.pulsar.client.api.v5.config.TransactionPolicy;
 
 /** What a running case has at hand: its broker, its arguments, its facts, and everything it must close. */
@@ -121,7 +122,16 @@ final class CaseRun {
     }
 
     private PulsarClientBuilder clientBuilder() {
-        return PulsarClient.builder()
+        PulsarClientBuilder builder = PulsarClient.builder();
+        if (!arg("trust", "").isEmpty()) {
+            builder.tlsPolicy(TlsPolicy.builder()
+                    .trustCertsFilePath(arg("trust", ""))
+                    .certificateFilePath(arg("certificate", null))
+                    .keyFilePath(arg("key", null))
+                    .enableHostnameVerification(true)
+                    .build());
+        }
+        return builder
                 .serviceUrl(url)
                 .operationTimeout(Duration.ofSeconds(intArg("operationTimeoutS", 30)))
                 .connectionPolicy(ConnectionPolicy.builder()

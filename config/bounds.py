@@ -48,10 +48,11 @@ HANDSHAKE_FRAME_BYTES = 64 * 1024
 HANDSHAKE_TIMEOUT_S = 10
 TLS_HANDSHAKE_S = 10
 """How long a TLS handshake may take, from the connection's beginning on; before CONNECT."""
-TLS_HANDSHAKES = 2_000
-"""TLS handshakes of one port in progress.  Above it the one that has waited longest for its peer is
-ended, and one that comes while none waits for its peer.  Each takes some 50 KB of OpenSSL."""
-TLS_HANDSHAKES_OF_ADDRESS = 500
+TLS_HANDSHAKES = 1_000
+"""TLS handshakes of one port in progress whose peers have sent something.  Above it the one that
+has waited longest for its peer is ended, and one that comes while none waits for its peer.  Each
+takes some 50 KB of OpenSSL."""
+TLS_HANDSHAKES_OF_ADDRESS = 200
 """The same of one address, so that one cannot end the handshakes of all others."""
 TLS_RELOAD_FILE_BYTES = 4 * 1024 * 1024
 """Largest file with certificates or a key."""

@@ -6,7 +6,7 @@ each turn of the event loop, because a step takes a millisecond in which nobody 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
@@ -28,10 +28,18 @@ class Handshake(Protocol):
         ...
 
 
-class Handshakes:
-    """The handshakes of one port, bounded for each address and in all.
+_ByAddress = dict[str, dict[Handshake, None]]
+"""Handshakes by the address of their peers, oldest first."""
 
-    A newcomer above a bound replaces the handshake that has waited longest for its peer, so that
+
+class Handshakes:
+    """The handshakes of one port.
+
+    A handshake whose peer has sent nothing is a connection without more.  So it counts against the
+    connections of the port alone.  From its first step on it takes memory of OpenSSL, and counts
+    against two more bounds: of its address, and of all.
+
+    Above a bound the newcomer replaces the handshake that has waited longest for its peer, so that
     peers that send nothing do not lock out others.  While none waits for its peer, the newcomer is
     refused.
     """
@@ -52,9 +60,11 @@ class Handshakes:
         self._most = most
         self._most_of_address = most_of_address
         self._addresses: dict[Handshake, str] = {}
-        self._waiting: dict[str, dict[Handshake, None]] = {}
-        """Those that wait for their peers, by address; the ones that have waited longest first."""
-        self._counts: dict[str, int] = {}
+        self._waiting: _ByAddress = {}
+        """Those that wait for their peers."""
+        self._stepped: _ByAddress = {}
+        """Those that had their first step."""
+        self._stepped_count = 0
         self._ready: deque[Handshake] = deque()
         self._step_due = False
 
@@ -63,33 +73,25 @@ class Handshakes:
 
     def begin(self, handshake: Handshake, address: str) -> bool:
         """Add a handshake that waits for its peer; False if it is refused."""
-        if self._counts.get(address, 0) >= self._most_of_address:
-            admitted = self._replace_one_of(address)
-        elif len(self) >= self._most or not self._has_room(len(self)):
-            admitted = self.make_room()
-        else:
-            admitted = True
-        if not admitted:
-            self.failed += 1
-            log.warning("tls_handshake_refused", remote=address, in_progress=len(self))
+        if not self._has_room(len(self)) and not self.make_room():
+            self._refuse(address)
             return False
         self._addresses[handshake] = address
-        self._counts[address] = self._counts.get(address, 0) + 1
         self._waiting.setdefault(address, {})[handshake] = None
         return True
 
     def make_room(self) -> bool:
         """End the handshake that has waited longest for its peer; False if none waits."""
         # Of the address with the most, because the others may be honest.
-        address = max(self._waiting, key=lambda each: len(self._waiting[each]), default=None)
-        return address is not None and self._replace_one_of(address)
+        oldest = next(iter(_largest(self._waiting)), None)
+        return oldest is not None and self._replace(oldest)
 
     def has_input(self, handshake: Handshake) -> None:
         """Note that bytes of the peer have come: its `step` is called when it is its turn."""
         address = self._addresses.get(handshake)
         if address is None:
             return
-        self._stop_waiting(handshake, address)
+        _remove(self._waiting, address, handshake)
         self._ready.append(handshake)
         self._step_soon()
 
@@ -104,12 +106,8 @@ class Handshakes:
         address = self._addresses.pop(handshake, None)
         if address is None:
             return
-        self._stop_waiting(handshake, address)
-        left = self._counts[address] - 1
-        if left:
-            self._counts[address] = left
-        else:
-            del self._counts[address]
+        _remove(self._waiting, address, handshake)
+        self._stepped_count -= _remove(self._stepped, address, handshake)
         if completed:
             self.completed += 1
         else:
@@ -118,24 +116,16 @@ class Handshakes:
     def close(self) -> None:
         """End all handshakes."""
         for each in list(self._addresses):
-            self.end(each, completed=False)
-            each.abort()
+            self._replace(each)
 
-    def _stop_waiting(self, handshake: Handshake, address: str) -> None:
-        waiting = self._waiting.get(address)
-        if waiting is not None:
-            waiting.pop(handshake, None)
-            if not waiting:
-                del self._waiting[address]
-
-    def _replace_one_of(self, address: str) -> bool:
-        waiting = self._waiting.get(address)
-        if not waiting:
-            return False
-        oldest = next(iter(waiting))
-        self.end(oldest, completed=False)
-        oldest.abort()
+    def _replace(self, handshake: Handshake) -> bool:
+        self.end(handshake, completed=False)
+        handshake.abort()
         return True
+
+    def _refuse(self, address: str) -> None:
+        self.failed += 1
+        log.warning("tls_handshake_refused", remote=address, in_progress=len(self))
 
     def _step_soon(self) -> None:
         if not self._step_due:
@@ -146,8 +136,52 @@ class Handshakes:
         self._step_due = False
         while self._ready:
             handshake = self._ready.popleft()
-            if handshake in self._addresses:
+            if self._may_step(handshake):
                 if self._ready:
                     self._step_soon()
                 handshake.step()
                 return
+
+    def _may_step(self, handshake: Handshake) -> bool:
+        """Whether it is within the bounds; if not, it is ended."""
+        address = self._addresses.get(handshake)
+        if address is None:
+            return False
+        of_address = self._stepped.get(address, {})
+        if handshake in of_address:
+            return True
+        admitted = True
+        if len(of_address) >= self._most_of_address:
+            admitted = self._replace_waiting(address)
+        elif self._stepped_count >= self._most:
+            largest = next(iter(_largest(self._stepped)))
+            admitted = self._replace_waiting(self._addresses[largest])
+        if not admitted:
+            log.warning("tls_handshake_refused", remote=address, in_progress=len(self))
+            self._replace(handshake)
+            return False
+        self._stepped.setdefault(address, {})[handshake] = None
+        self._stepped_count += 1
+        return True
+
+    def _replace_waiting(self, address: str) -> bool:
+        """End the oldest one of an address that had a step and waits for its peer."""
+        waiting = self._waiting.get(address, {})
+        oldest = next((each for each in self._stepped[address] if each in waiting), None)
+        return oldest is not None and self._replace(oldest)
+
+
+def _largest(by_address: _ByAddress) -> Mapping[Handshake, None]:
+    """The handshakes of the address with the most."""
+    return max(by_address.values(), key=len, default={})
+
+
+def _remove(by_address: _ByAddress, address: str, handshake: Handshake) -> bool:
+    """Remove a handshake; False if it was not there."""
+    of_address = by_address.get(address)
+    if of_address is None or handshake not in of_address:
+        return False
+    del of_address[handshake]
+    if not of_address:
+        del by_address[address]
+    return True

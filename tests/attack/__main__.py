@@ -22,7 +22,9 @@ from rich.table import Table
 from bench.processes import resident_mib
 from tests.attack.attacks import ATTACKS, Attack, Target
 from tests.attack.probe import Probe
+from tests.support.authority import Authority, server_settings
 from tests.support.broker_process import ROOT, BrokerProcess
+from tests.support.child_process import free_port
 
 SETTLES_S: Final = 2.0
 """The probe alone, before an attack."""
@@ -67,10 +69,17 @@ class Outcome:
 
 async def undergo(name: str, attack: Attack, directory: Path) -> Outcome:
     """Run one attack on a new broker."""
-    broker = BrokerProcess(directory, {"log_level": "info", **attack.settings})
+    settings = {"log_level": "info", **attack.settings}
+    port_tls, authority = 0, ""
+    if attack.tls:
+        issuer = Authority(directory / "authority")
+        port_tls, authority = free_port(), str(issuer.chain)
+        settings |= server_settings(issuer.issue("broker"))
+        settings |= {"port_tls": port_tls, "http_port_tls": free_port()}
+    broker = BrokerProcess(directory, settings)
     try:
         await broker.start()
-        target = Target(broker.port, broker.http_port)
+        target = Target(broker.port, broker.http_port, port_tls, authority)
         await attack.prepare(target)
         probe = Probe(broker.port)
         await probe.start()
@@ -104,9 +113,8 @@ async def undergo(name: str, attack: Attack, directory: Path) -> Outcome:
 
 async def run_in_a_process(name: str, target: Target) -> None:
     """Run the attack beside this process; what takes too long is ended."""
-    ports = (str(target.port), str(target.http_port))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.attack.attacks", name, *ports, cwd=ROOT
+        sys.executable, "-m", "tests.attack.attacks", name, *target.words, cwd=ROOT
     )
     try:
         async with asyncio.timeout(ATTACK_TIMEOUT_S):

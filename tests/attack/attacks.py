@@ -1,12 +1,14 @@
 """What hostile or careless clients do to a broker; each attack runs in a process of its own.
 
-    python -m tests.attack.attacks NAME PORT HTTP_PORT
+    python -m tests.attack.attacks NAME PORT HTTP_PORT PORT_TLS AUTHORITY
 
 An attack may fail to reach the broker: it is refused, closed or kept waiting, and goes on.
 """
 
 import asyncio
 import json
+import os
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -45,16 +47,33 @@ WATCHING: Final = 50
 WATCHES: Final = 320
 UNION_TYPES: Final = 500
 FIELDS: Final = 20_000
+HALF_OPEN: Final = 2_500
+GARBAGE: Final = 2_000
+SLOW: Final = 500
+SLOW_BYTES: Final = 100
+SLOW_PAUSE_S: Final = 0.05
+HANDSHAKES: Final = 2_000
 UNAUTHENTICATED_WAIT_S: Final = 1.0
 MUST_NOT_END: Final = (OSError, BrokerError, TimeoutError, aiohttp.ClientError)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The ports of the broker on `HOST`."""
+    """The ports of the broker on `HOST`.
+
+    `port_tls` is 0 for a broker without TLS; `authority` is the file with the authority of its
+    certificate.
+    """
 
     port: int
     http_port: int
+    port_tls: int = 0
+    authority: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command line from which `main` makes it again."""
+        return (str(self.port), str(self.http_port), str(self.port_tls), self.authority)
 
     def url(self, path: str) -> str:
         """Of its REST interface."""
@@ -79,13 +98,17 @@ async def nothing(_: Target) -> None:
 
 @dataclass(frozen=True)
 class Attack:
-    """`prepare` comes before memory is measured.  `requests`: how many hostile ones there are."""
+    """`prepare` comes before memory is measured.  `requests`: how many hostile ones there are.
+
+    `tls`: the broker has a port with TLS too.
+    """
 
     what: str
     requests: int
     run: Step
     prepare: Step = nothing
     settings: Mapping[str, object] = field(default_factory=dict)
+    tls: bool = False
 
 
 async def send_partial_frames(target: Target) -> None:
@@ -266,6 +289,78 @@ async def check_schemas(target: Target) -> None:
                     )
 
 
+async def open_many(target: Target, count: int, first: bytes) -> list[asyncio.StreamWriter]:
+    """Connect to the port with TLS so often, and send these bytes on each connection."""
+    opened: list[asyncio.StreamWriter] = []
+    for number in range(count):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(HOST, target.port_tls)
+            writer.write(first)
+            opened.append(writer)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+    return opened
+
+
+def client_hello(target: Target) -> bytes:
+    """The first bytes of a handshake."""
+    outgoing = ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=target.authority)
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=HOST)
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+async def leave_handshakes_half_open(target: Target) -> None:
+    """Connect, some of it silently and some with the first bytes of a handshake, and wait."""
+    opened = await open_many(target, HALF_OPEN, b"")
+    opened += await open_many(target, HALF_OPEN, client_hello(target))
+    await asyncio.sleep(UNAUTHENTICATED_WAIT_S)
+    for writer in opened:
+        writer.close()
+
+
+async def send_no_tls(target: Target) -> None:
+    """Send bytes that are no TLS to the port with TLS, at once and after a handshake."""
+    for writer in await open_many(target, GARBAGE, CONNECT + bytes(500)):
+        writer.close()
+    context = ssl.create_default_context(cafile=target.authority)
+    for _ in range(GARBAGE // 10):
+        with suppress(*MUST_NOT_END):
+            client = await RawClient.open(HOST, target.port_tls, tls=context)
+            assert client.transport is not None
+            socket = client.transport.get_extra_info("socket")
+            os.write(socket.fileno(), b"\x17\x03\x03\x40\x00" + bytes(0x4000))
+            await client.close()
+
+
+async def shake_hands_slowly(target: Target) -> None:
+    """Send handshakes byte by byte on many connections at once."""
+    hello = client_hello(target)
+    opened = await open_many(target, SLOW, hello[:1])
+    for at in range(1, min(len(hello) - 1, SLOW_BYTES)):
+        for writer in opened:
+            if not writer.is_closing():
+                writer.write(hello[at : at + 1])
+        await asyncio.sleep(SLOW_PAUSE_S)
+    for writer in opened:
+        writer.close()
+
+
+async def shake_hands_often(target: Target) -> None:
+    """Shake hands on new connections without an end, on several at once."""
+    context = ssl.create_default_context(cafile=target.authority)
+
+    async def shake_hands() -> None:
+        for _ in range(HANDSHAKES // AT_ONCE):
+            with suppress(*MUST_NOT_END):
+                client = await RawClient.open_socket(HOST, target.port_tls, tls=context)
+                await client.close()
+
+    await asyncio.gather(*(shake_hands() for _ in range(AT_ONCE)))
+
+
 ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
     {
         "partial-frames": Attack(
@@ -312,13 +407,32 @@ ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(
             watch_and_read_nothing,
             make_topics,
         ),
+        "half-open-tls": Attack(
+            "5,000 TLS handshakes that are never finished, silent or after their first bytes",
+            2 * HALF_OPEN,
+            leave_handshakes_half_open,
+            tls=True,
+        ),
+        "no-tls": Attack(
+            "2,000 connections that send no TLS, and 200 that stop to after the handshake",
+            GARBAGE,
+            send_no_tls,
+            tls=True,
+        ),
+        "slow-tls": Attack(
+            "500 TLS handshakes sent byte by byte", SLOW, shake_hands_slowly, tls=True
+        ),
+        "many-handshakes": Attack(
+            "2,000 TLS handshakes without a CONNECT", HANDSHAKES, shake_hands_often, tls=True
+        ),
     }
 )
 
 
 def main() -> None:
-    name, port, http_port = sys.argv[1:]
-    asyncio.run(ATTACKS[name].run(Target(int(port), int(http_port))))
+    name, port, http_port, port_tls, authority = sys.argv[1:]
+    target = Target(int(port), int(http_port), int(port_tls), authority)
+    asyncio.run(ATTACKS[name].run(target))
 
 
 if __name__ == "__main__":

@@ -33,37 +33,69 @@ def begin(handshakes: Handshakes, *addresses: str) -> list[FakeHandshake]:
     return made
 
 
+async def step(handshakes: Handshakes, *addresses: str, waits: bool = True) -> list[FakeHandshake]:
+    """Begin handshakes whose peers send something; then they wait for more, if `waits`."""
+    made = begin(handshakes, *addresses)
+    for each in made:
+        handshakes.has_input(each)
+        await asyncio.sleep(0)
+        if waits:
+            handshakes.needs_input(each)
+    return made
+
+
 @pytest.fixture
 def of_address() -> Handshakes:
     return Handshakes(has_room, most=100, most_of_address=2)
 
 
+async def test_silent_peers_count_as_connections_alone(of_address: Handshakes) -> None:
+    made = begin(of_address, *["a"] * 200)
+    assert not any(each.aborted for each in made)
+    (other,) = await step(of_address, "a")
+    assert (other.steps, len(of_address), of_address.failed) == (1, 201, 0)
+
+
 async def test_newcomer_replaces_the_oldest_of_its_address(of_address: Handshakes) -> None:
-    first, second, other, third = begin(of_address, "a", "a", "b", "a")
+    first, second, other, third = await step(of_address, "a", "a", "b", "a")
     assert [each.aborted for each in (first, second, other, third)] == [True, False, False, False]
-    assert (len(of_address), of_address.failed) == (3, 1)
+    assert (third.steps, len(of_address), of_address.failed) == (1, 3, 1)
 
 
 async def test_handshake_that_waits_for_its_turn_is_not_replaced(of_address: Handshakes) -> None:
-    first, second = begin(of_address, "a", "a")
-    of_address.has_input(first)
-    begin(of_address, "a")
+    first, second = await step(of_address, "a", "a")
+    (third,) = begin(of_address, "a")
+    for each in (third, first):
+        of_address.has_input(each)
+    await asyncio.sleep(0)
     assert (first.aborted, second.aborted) == (False, True)
+    await asyncio.sleep(0)
+    assert [each.steps for each in (first, second, third)] == [2, 1, 1]
 
 
 async def test_newcomer_is_refused_while_none_waits_for_its_peer(of_address: Handshakes) -> None:
-    for each in begin(of_address, "a", "a"):
-        of_address.has_input(each)
-    assert not of_address.begin(FakeHandshake(), "a")
+    await step(of_address, "a", "a", waits=False)
+    (third,) = await step(of_address, "a", waits=False)
+    assert (third.aborted, third.steps) == (True, 0)
     assert (len(of_address), of_address.failed) == (2, 1)
 
 
 async def test_address_with_the_most_gives_way_above_the_bound_of_all() -> None:
     handshakes = Handshakes(has_room, most=3, most_of_address=100)
-    honest, *many = begin(handshakes, "honest", "many", "many")
-    begin(handshakes, "other")
+    honest, *many = await step(handshakes, "honest", "many", "many")
+    (other,) = await step(handshakes, "other")
     assert not honest.aborted
     assert [each.aborted for each in many] == [True, False]
+    assert other.steps == 1
+
+
+async def test_further_steps_of_a_handshake_are_within_the_bounds(of_address: Handshakes) -> None:
+    first, second = await step(of_address, "a", "a")
+    for each in (second, first):
+        of_address.has_input(each)
+        await asyncio.sleep(0)
+    assert [each.steps for each in (first, second)] == [2, 2]
+    assert not of_address.failed
 
 
 @pytest.mark.parametrize("rooms", [0, 1])
@@ -110,11 +142,8 @@ async def test_handshake_that_has_ended_has_no_turn() -> None:
 
 async def test_handshake_that_needs_more_input_can_be_replaced_again() -> None:
     handshakes = Handshakes(has_room, most_of_address=1)
-    (first,) = begin(handshakes, "a")
-    handshakes.has_input(first)
-    await asyncio.sleep(0)
-    handshakes.needs_input(first)
-    begin(handshakes, "a")
+    (first,) = await step(handshakes, "a")
+    await step(handshakes, "a")
     assert first.aborted
 
 

@@ -41,6 +41,7 @@ OF_SECURITY: Final = (
     "bcrypt",
     "cryptography",
     "jwt",
+    "security.tls",
     "security.token_keys",
     "security.token_provider",
     "security.tokens",

@@ -279,6 +279,25 @@ def certificate_of(client: RawClient) -> bytes | None:
     return found
 
 
+async def test_certificates_are_replaced_under_load(tmp_path: Path, authority: Authority) -> None:
+    async with serving(tmp_path, authority, security_reload_interval_s=0.01) as served:
+        tls, client = served.broker.server_tls, await served.raw()
+        assert tls is not None
+        producer, replaced = await client.create_producer(REGULAR), 0
+        receipts: list[asyncio.Future[object]] = []
+        while replaced < 10:
+            before = tls.current
+            authority.issue("broker")
+            while tls.current is before:
+                receipts += [asyncio.ensure_future(producer.send(b"x" * 1000)) for _ in range(20)]
+                await asyncio.sleep(0.005)
+            replaced += 1
+            await (await served.raw()).close()
+        await asyncio.gather(*receipts)
+        assert len(served.broker.connections) == 1
+        await client.close()
+
+
 async def test_new_authorities_hold_for_new_connections(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -30,7 +30,7 @@ from broker.admin.access import AccessCheck, require_rules
 from broker.admin.authentication import authenticate
 from broker.admin.http_connections import HttpConnections
 from broker.admin.keys import BROKER, METRICS
-from broker.admin.request_checks import check_requests, count_requests
+from broker.admin.request_checks import add_safe_headers, check_requests, count_requests
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
 from broker.metrics.page import MetricsPage
@@ -64,6 +64,7 @@ def build_app(broker: Broker) -> web.Application:
         ],
         client_max_size=MAX_BODY_BYTES,
     )
+    app.on_response_prepare.append(add_safe_headers)
     app[BROKER] = broker
     app[METRICS] = MetricsPage(broker)
     for resource in (

@@ -55,6 +55,17 @@ async def check_requests(request: web.Request, handler: Handler) -> web.StreamRe
     return await handler(request)
 
 
+async def add_safe_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Have browsers guess no content type, show no answer in a frame, and keep none.
+
+    They are for the case that somebody opens an answer in one: nothing here is a page.
+    """
+    headers = response.headers
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+    headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
+
+
 def _require_own_site(request: web.Request) -> None:
     site = request.headers.get("Sec-Fetch-Site")
     origin = request.headers.get(hdrs.ORIGIN)

@@ -77,3 +77,12 @@ async def test_a_body_is_not_read_before_the_credentials_are_checked(rest: Rest)
 
 async def test_a_token_in_the_query_counts_for_nothing(rest: Rest) -> None:
     assert (await rest.raw("GET", f"{PATH}?token={token_of('alice')}", "", {}))[0] == 401
+
+
+async def test_browsers_are_told_to_guess_show_and_keep_nothing(rest: Rest) -> None:
+    async with aiohttp.ClientSession() as session:
+        for path in ("/metrics", PATH, "/none"):
+            async with session.get(rest.base + path) as answer:
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["Cache-Control"] == "no-store"

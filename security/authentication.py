@@ -96,6 +96,11 @@ def _require_consistent(settings: Settings) -> None:
             "anonymous_role is one of proxy_roles, so anybody could act for everybody: name "
             "another role."
         )
+    if settings.anonymous_role and settings.anonymous_role in settings.superuser_roles:
+        raise ConfigurationError(
+            "anonymous_role is one of superuser_roles, so anybody could do everything: name "
+            "another role."
+        )
     if settings.authenticate_original_client and not settings.proxy_roles:
         raise ConfigurationError(
             "authenticate_original_client is set, but no role may act for clients: name those of "

@@ -139,6 +139,7 @@ async def test_certificates_prove_the_name_of_the_settings() -> None:
         ({**OIDC, "anonymous_role": " x"}, "anonymous_role has ' x'"),
         ({**OIDC, "proxy_roles": ["a*"]}, r"proxy_roles has 'a\*'"),
         ({**OIDC, "proxy_roles": "a", "anonymous_role": "a"}, "anybody could act for everybody"),
+        ({**OIDC, "superuser_roles": "a", "anonymous_role": "a"}, "anybody could do everything"),
         ({**OIDC, "authenticate_original_client": True}, "proxy_roles"),
         ({"anonymous_role": "a"}, "anonymous_role is set, but authentication is off"),
         ({"proxy_roles": "a"}, "proxy_roles is set, but authentication is off"),

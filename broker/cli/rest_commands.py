@@ -106,9 +106,7 @@ class Admin(SecurityOptions):
             return None
         trust, own, key = self.tls_trust_file, self.tls_certificate_file, self.tls_key_file
         if self._local is not None:
-            # In the broker's own environment MAGNETAR_TLS_CERTIFICATE_FILE is its setting, and that
-            # certificate is not for clients.
-            trust, own, key = trust or self._local.certificate, None, None
+            trust = trust or self._local.certificate
         context = client_context(trust, own, key)
         if not (self.tls_check_certificate and self.tls_check_hostname):
             context.check_hostname = False

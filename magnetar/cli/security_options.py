@@ -16,9 +16,11 @@ from magnetar.errors import InvalidArgument
 __all__ = ["SecurityOptions", "environment_option"]
 
 
-def environment_option(name: str, said: str, panel: str) -> typer.models.OptionInfo:
-    """An option that may come from the environment: `--a-b` from MAGNETAR_A_B."""
-    variable = name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
+def environment_option(
+    name: str, said: str, panel: str, variable: str = ""
+) -> typer.models.OptionInfo:
+    """An option that may come from the environment: `--a-b` from MAGNETAR_A_B, unless said."""
+    variable = variable or name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
     option: typer.models.OptionInfo = typer.Option(
         name, envvar=f"MAGNETAR_{variable}", show_envvar=True, help=said, rich_help_panel=panel
     )
@@ -29,8 +31,8 @@ def _option(name: str, said: str) -> typer.models.OptionInfo:
     return environment_option(name, said, "Credentials")
 
 
-def _tls(name: str, said: str) -> typer.models.OptionInfo:
-    return environment_option(name, said, "TLS")
+def _tls(name: str, said: str, variable: str = "") -> typer.models.OptionInfo:
+    return environment_option(name, said, "TLS", variable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,14 @@ class SecurityOptions:
         Path | None,
         _tls("--tls-trust-file", "PEM of the authorities to trust for brokers"),
     ] = None
+    # Not MAGNETAR_TLS_CERTIFICATE_FILE: in the environment of a broker that is its own setting.
     tls_certificate_file: Annotated[
-        Path | None, _tls("--tls-certificate-file", "PEM of our certificate")
+        Path | None,
+        _tls("--tls-certificate-file", "PEM of our certificate", "CLIENT_CERTIFICATE_FILE"),
     ] = None
-    tls_key_file: Annotated[Path | None, _tls("--tls-key-file", "PEM of its key")] = None
+    tls_key_file: Annotated[
+        Path | None, _tls("--tls-key-file", "PEM of its key", "CLIENT_KEY_FILE")
+    ] = None
     tls_check_certificate: Annotated[
         bool,
         _tls(

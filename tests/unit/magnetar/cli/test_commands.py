@@ -38,6 +38,12 @@ COMMANDS = (
     ["perf", "consume"],
 )
 
+VARIABLES = {
+    "tls_certificate_file": "MAGNETAR_CLIENT_CERTIFICATE_FILE",
+    "tls_key_file": "MAGNETAR_CLIENT_KEY_FILE",
+}
+"""Variables that are not named after their options, as settings of brokers have those names."""
+
 
 def running(script: str) -> "subprocess.Popen[bytes]":
     """A Python process with this script; what it prints can be read."""
@@ -94,7 +100,7 @@ def test_all_that_connect_have_the_same_options(command: list[str]) -> None:
     help_text = CliRunner().invoke(build_app(), [*command, "--help"], env={"COLUMNS": "1000"})
     for each in fields(Where):
         option = "--" + each.name.replace("_", "-")
-        variable = f"[env var: MAGNETAR_{each.name.upper()}]"
+        variable = f"[env var: {VARIABLES.get(each.name, f'MAGNETAR_{each.name.upper()}')}]"
         line = next((line for line in help_text.output.splitlines() if option + " " in line), "")
         assert (variable in line) is (command != ["demo"]), (option, help_text.output)
 

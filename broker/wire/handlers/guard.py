@@ -108,6 +108,10 @@ class AccessGuard:
         except MagnetarError as error:
             rule.refuse(connection, command, error)
             return None
+        # A grant may have been withdrawn while records for other questions were read.
+        now = self._authorizer.decide_now(connection.roles, questions)
+        if now is not None:
+            allowed = now
         if connection.closing:
             return None
         return self._decided(rule, handler, connection, command, entry, questions, allowed=allowed)

@@ -10,7 +10,8 @@ Json = dict[str, object]
 
 
 def grant(granted: Json, topic: TopicName, role: str, actions: list[str]) -> None:
-    """Replace the actions of a role on a topic."""
+    """Replace the actions of a role on a topic, in every domain."""
+    revoke(granted, topic, role)
     by_role = granted.setdefault(str(topic), {})
     if isinstance(by_role, dict):
         by_role[role] = actions

@@ -76,6 +76,13 @@ async def test_grants_on_a_topic_are_shown_with_those_on_its_namespace(rest: Res
     await rest.refused(412, "DELETE", TOPIC + "/permissions/bob")
 
 
+async def test_a_grant_replaces_that_on_the_twin_in_another_domain(rest: Rest) -> None:
+    twin = SCALABLE.replace("/scalable/", "/persistent/")
+    await rest.done("POST", twin + "/permissions/bob", ["produce"])
+    await rest.done("POST", SCALABLE + "/permissions/bob", ["consume"])
+    assert await rest.get(twin + "/permissions") == {"bob": ["consume"]}
+
+
 async def test_a_deleted_topic_leaves_no_grant_to_a_namesake(rest: Rest) -> None:
     for topic in (TOPIC, SCALABLE):
         await rest.done("PUT", topic)

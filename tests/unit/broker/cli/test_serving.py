@@ -14,10 +14,12 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
+import magnetar
 from broker.cli import serving
 from broker.placement import BrokerAddress
 from config.settings import Settings
 from magnetar.cli import main
+from magnetar.errors import AuthenticationFailed
 from tests.support.authority import Authority
 from tests.support.child_process import free_port
 
@@ -142,3 +144,62 @@ def test_hangup_loads_the_new_certificate(tmp_path: Path) -> None:
         process.terminate()
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+async def _produce_without_a_token(url: str, trust: Path) -> None:
+    async with (
+        magnetar.connect(url, tls_trust_file=trust) as client,
+        client.producer("topic://public/default/t", schema=str) as producer,
+    ):
+        await producer.send("hello")
+
+
+async def test_secure_start_serves_the_token_that_it_prints_the_file_of(tmp_path: Path) -> None:
+    port, http_port = free_port(), free_port()
+    process = subprocess.Popen(
+        [
+            *STANDALONE,
+            *("--secure", "--data-dir", str(tmp_path / "data")),
+            *("--port-tls", str(port), "--http-port-tls", str(http_port)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        exported = {}
+        for line in iter(process.stdout.readline, ""):
+            if "export " in line:
+                name, _, value = line.partition("export ")[2].strip().partition("=")
+                exported[name] = value
+            if "Ctrl-C" in line:
+                break
+        trust = Path(exported["MAGNETAR_TLS_TRUST_FILE"])
+        token = Path(exported["MAGNETAR_TOKEN_FILE"]).read_text()
+        assert exported["MAGNETAR_ADMIN_URL"] == f"https://{HOST}:{http_port}"
+        url = exported["MAGNETAR_URL"]
+        async with (
+            magnetar.connect(url, tls_trust_file=trust, token=token) as client,
+            client.producer("topic://public/default/t", schema=str) as producer,
+        ):
+            await producer.send("hello")
+        with pytest.raises(AuthenticationFailed):
+            await _produce_without_a_token(url, trust)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_secure_and_insecure_exclude_each_other(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*STANDALONE, "--secure", "--insecure", "--data-dir", str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "give one of them" in done.stderr
+    assert not (tmp_path / "data").exists()

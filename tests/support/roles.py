@@ -9,9 +9,11 @@ from security.token_keys import signing_secret
 from security.tokens import create_token
 
 SECRET: Final = bytes(range(32))
+SECRET_KEY: Final = f"data:;base64,{base64.b64encode(SECRET).decode()}"
+"""The same, as a setting."""
 TOKENS: Final[dict[str, object]] = {
     "authentication_providers": ("token",),
-    "token_secret_keys": (f"data:;base64,{base64.b64encode(SECRET).decode()}",),
+    "token_secret_keys": (SECRET_KEY,),
 }
 """Settings of a broker that takes these tokens."""
 LIFE_S: Final = 3600

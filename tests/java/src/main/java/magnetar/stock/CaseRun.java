@@ -43,7 +43,7 @@ final class CaseRun {
         this.url = request.get("url").asText();
         this.args = request.path("args");
         this.events = events;
-        this.admin = new ScalableAdmin(request.get("admin").asText());
+        this.admin = new ScalableAdmin(request.get("admin").asText(), arg("adminToken", ""));
     }
 
     /** Runs the body under its deadline ({@code timeoutS}, 90 s unless given): some calls of the client wait for ever. */
@@ -121,8 +121,11 @@ final class CaseRun {
                 .build());
     }
 
-    private PulsarClientBuilder clientBuilder() {
+    private PulsarClientBuilder clientBuilder() throws Exception {
         PulsarClientBuilder builder = PulsarClient.builder();
+        if (!arg("authPlugin", "").isEmpty()) {
+            builder.authentication(arg("authPlugin", ""), arg("authParams", ""));
+        }
         if (!arg("trust", "").isEmpty()) {
             builder.tlsPolicy(TlsPolicy.builder()
                     .trustCertsFilePath(arg("trust", ""))

@@ -21,8 +21,12 @@ final class ScalableAdmin {
     private final String base;
     private final HttpClient http = HttpClient.newBuilder().followRedirects(HttpClient.Redirect.ALWAYS).build();
 
-    ScalableAdmin(String base) {
+    private final String token;
+
+    /** The token goes with every request; an empty one does not. */
+    ScalableAdmin(String base, String token) {
         this.base = base;
+        this.token = token;
     }
 
     ScalableTopic create(String namespace, String local, int segments) throws IOException, InterruptedException {
@@ -80,12 +84,14 @@ final class ScalableAdmin {
     }
 
     private String send(String method, String path, String body) throws IOException, InterruptedException {
-        HttpRequest request = HttpRequest.newBuilder(URI.create(base + path))
+        HttpRequest.Builder request = HttpRequest.newBuilder(URI.create(base + path))
                 .timeout(TIMEOUT)
                 .header("Content-Type", "application/json")
-                .method(method, body == null ? BodyPublishers.noBody() : BodyPublishers.ofString(body))
-                .build();
-        HttpResponse<String> response = http.send(request, BodyHandlers.ofString());
+                .method(method, body == null ? BodyPublishers.noBody() : BodyPublishers.ofString(body));
+        if (!token.isEmpty()) {
+            request.header("Authorization", "Bearer " + token);
+        }
+        HttpResponse<String> response = http.send(request.build(), BodyHandlers.ofString());
         if (response.statusCode() >= 300) {
             throw new RestFailure(method + " " + path, response.statusCode(), response.body());
         }

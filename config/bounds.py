@@ -761,6 +761,10 @@ OIDC_EXPIRY_FACTOR = 4 / 3
 # Security
 GRANTS_OF_REQUEST = 1_000
 """Grants on topics in one request."""
+ACCESSES_OF_CONNECTION = 50_000
+"""Ids of one connection whose accesses are remembered, to be checked again when grants change."""
+ACCESSES_OF_ID = 16
+"""Accesses of one id: a client uses an id for one topic, and for another one after closing it."""
 ACCESS_CHECKS_IN_ONE_GO = 500
 """Accesses of connections that are checked again in one turn of the loop after a change."""
 ROLE_BYTES = 256

@@ -94,7 +94,9 @@ def on_topic(need: Need, topic: TopicName, subscription: str | None = None) -> A
 
 
 def on_namespace(need: Need, namespace: NamespaceName, subscription: str | None = None) -> Access:
-    """A question about a namespace as a whole."""
+    """A question about a namespace as a whole; that of the system is for superusers."""
+    if namespace == SYSTEM_NAMESPACE:
+        return Access(Need.SUPERUSER)
     return Access(need, namespace.tenant, namespace, None, subscription)
 
 
@@ -106,7 +108,7 @@ def on_tenant(tenant: str) -> Access:
 def authorization_name(topic: TopicName) -> TopicName:
     """The topic whose grants count: the parent of a segment, the whole of a partition."""
     if topic.domain is TopicDomain.SEGMENT:
-        return segment_name(topic).parent
+        topic = segment_name(topic).parent
     return topic.partitioned
 
 

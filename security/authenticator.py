@@ -182,12 +182,12 @@ class Authenticator:
         """
         named = (original and original.principal) or None
         forwarded = None if original is None else original.credentials
-        if own.role in self._broker_roles and named not in (None, own.role):
-            # P6: the other broker has checked the client's certificate itself.
-            return Principal(self._named_by_broker(own, named, address), proxy=own)
         if own.role in self._proxy_roles:
             identity = await self._original(own, named, forwarded, address)
             return Principal(identity, proxy=own)  # P5
+        if own.role in self._broker_roles and named not in (None, own.role):
+            # P6: the other broker has checked the client's certificate itself.
+            return Principal(self._named_by_broker(own, named, address), proxy=own)
         if named not in (None, own.role) or forwarded is not None:  # P2, P4
             raise self._invalid_roles(
                 own, address, "A role that is not in proxy_roles names a client behind it."

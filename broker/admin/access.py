@@ -224,24 +224,12 @@ class AccessCheck:
         if broker.authenticator is None and broker.authorizer is None:
             return await handler(request)
         questions = self._questions(request)
-        principal = request.get(PRINCIPAL)
-        roles = () if principal is None else tuple(each.role for each in principal.identities)
-        if broker.authorizer is None:
-            if not roles and questions[0].need is not Need.NOTHING:
-                raise NotAuthenticated
-            return await handler(request)
-        if await broker.authorizer.decide(roles, questions):
-            if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-                _audit("changed_by_request", request, roles, questions, allowed=True)
-            return await handler(request)
-        dry_run = broker.settings.authorization == "dry_run"
-        event = "access_would_be_denied" if dry_run else "access_denied"
-        _audit(event, request, roles, questions, allowed=dry_run)
-        if dry_run:
-            return await handler(request)
-        if not roles:
+        if not _roles(request) and questions[0].need is not Need.NOTHING:
+            # With a dry run too: it is about what roles may do, not about who is there.
             raise NotAuthenticated
-        raise access_denied(questions)
+        if broker.authorizer is not None:
+            await require_access(request, questions)
+        return await handler(request)
 
     def _questions(self, request: web.Request) -> Sequence[Access]:
         resource = request.match_info.route.resource
@@ -253,19 +241,44 @@ class AccessCheck:
         return (question_of(need, request.match_info),)
 
 
+async def require_access(request: web.Request, questions: Sequence[Access]) -> None:
+    """Raise `AccessDenied` unless the request may have all these accesses; audit it.
+
+    With a dry run nothing is refused, and what would be is in the log.
+    """
+    broker = request.app[BROKER]
+    if broker.authorizer is None:
+        return
+    roles = _roles(request)
+    if await broker.authorizer.decide(roles, questions):
+        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
+            _audit("changed_by_request", request, roles, questions, allowed=True)
+        return
+    dry_run = broker.settings.authorization == "dry_run"
+    event = "access_would_be_denied" if dry_run else "access_denied"
+    _audit(event, request, roles, questions, allowed=dry_run)
+    if not dry_run:
+        raise access_denied(questions)
+
+
+def _roles(request: web.Request) -> Sequence[str]:
+    principal = request.get(PRINCIPAL)
+    return () if principal is None else tuple(each.role for each in principal.identities)
+
+
 def question_of(need: Need, path: Mapping[str, str]) -> Access:
     """The question of a need about what the parts of a path name."""
     if need in (Need.NOTHING, Need.AUTHENTICATED, Need.SUPERUSER):
         return Access(need)
-    tenant = path["tenant"]
-    if need is Need.TENANT_ADMIN:
-        return on_tenant(tenant)
+    # Also checks the tenant's name: one with a slash would be the path of another record.
+    namespace = NamespaceName(path["tenant"], path.get("namespace", "default"))
+    if "namespace" not in path:
+        return on_tenant(namespace.tenant)
     subscription = path.get("subscription")
     if "topic" not in path:
-        return on_namespace(need, NamespaceName(tenant, path["namespace"]), subscription)
+        return on_namespace(need, namespace, subscription)
     domain = path.get("domain", TopicDomain.TOPIC.value)
-    name = parse_topic_name(f"{domain}://{tenant}/{path['namespace']}/{path['topic']}")
-    return on_topic(need, name, subscription)
+    return on_topic(need, parse_topic_name(f"{domain}://{namespace}/{path['topic']}"), subscription)
 
 
 def _audit(

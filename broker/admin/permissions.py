@@ -9,13 +9,13 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from broker.admin.access import PRINCIPAL
+from broker.admin.access import require_access
 from broker.admin.keys import BROKER
 from broker.admin.rest import RestError, body_of, namespace_of, no_content, shortened, topic_of
 from broker.policies.grants import grant, revoke
 from config.bounds import GRANTS_OF_REQUEST
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, parse_topic_name
-from security.access import Action, on_tenant, topic_key
+from security.access import Action, Need, on_namespace, topic_key
 from security.identity import InvalidRole, role_of
 
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -189,12 +189,8 @@ async def _change_topics(
             HTTPStatus.BAD_REQUEST, "The topics are of several namespaces: send one at a time."
         )
     namespace = namespaces.pop()
-    broker = request.app[BROKER]
-    if broker.authorizer is not None:
-        # The path does not name the tenant, so the access table cannot ask this.
-        principal = request.get(PRINCIPAL)
-        roles = () if principal is None else tuple(each.role for each in principal.identities)
-        await broker.authorizer.require(roles, (on_tenant(namespace.tenant),))
+    # The path does not name the tenant, so the access table cannot ask this.
+    await require_access(request, (on_namespace(Need.TENANT_ADMIN, namespace),))
     await _change_section(request, namespace, "destination_auth", change)
 
 

@@ -43,6 +43,9 @@ async def check_requests(request: web.Request, handler: Handler) -> web.StreamRe
     if request.method not in _READING:
         _require_own_site(request)
         _require_json(request)
+    elif hdrs.UPGRADE in request.headers:
+        # Browsers let a page of another site open a WebSocket, with the user's credentials.
+        _require_own_site(request)
     if request.can_read_body:
         try:
             async with asyncio.timeout(HTTP_BODY_S):

@@ -1,7 +1,6 @@
 """`/admin/v2/tenants`: tenants.
 
-`adminRoles` are stored and shown.  They grant no rights, because there is no authorization; this is
-as on an Apache Pulsar that has it switched off.
+Roles in `adminRoles` administer the tenant where authorization is on.
 """
 
 from http import HTTPStatus

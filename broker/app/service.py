@@ -270,6 +270,11 @@ class Broker:
                 f"The role of this broker, {identity.role}, is not in superuser_roles: add it, or "
                 "give the broker a token of one that is."
             )
+        if identity.role in settings.proxy_roles:
+            raise ConfigurationError(
+                f"The role of this broker, {identity.role}, is in proxy_roles, so it would have to "
+                "name a client in each request: give brokers a role of their own."
+            )
         self.authenticator.trust_broker(identity.role)
 
     def _authorize(self) -> None:

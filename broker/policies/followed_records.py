@@ -1,15 +1,19 @@
 """Records of the metadata store that are read once and then kept current by a watch each."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
+
+import structlog
 
 from magnetar.background_tasks import BackgroundTasks
 from storage.metadata.store import Event, MetadataStore, Record
 from storage.metadata.watch_follower import WatchFollower
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 
 class FollowedRecords(Generic[T]):
@@ -32,6 +36,9 @@ class FollowedRecords(Generic[T]):
         self._decode = decode
         self._values: dict[str, T] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
+        self._openings: dict[str, asyncio.Future[T | None]] = {}
+        self._changes: Counter[str] = Counter()
+        """Events of each followed record so far."""
         self._listeners: list[Callable[[str], None]] = []
 
     def on_change(self, listener: Callable[[str], None]) -> None:
@@ -47,18 +54,39 @@ class FollowedRecords(Generic[T]):
         value = self._values.get(path)
         if value is not None:
             return value
+        opening = self._openings.get(path)
+        if opening is None:
+            opening = asyncio.ensure_future(self._open(path))
+            self._openings[path] = opening
+            opening.add_done_callback(partial(self._opened, path))
+        # Shielded: others wait for the same read.
+        return await asyncio.shield(opening)
+
+    async def _open(self, path: str) -> T | None:
+        """Watch a record, and then read it; all that require it meanwhile wait for this."""
         if path not in self._followers:
             watch_ready = asyncio.Event()
             following = self._following(path, watch_ready)
             self._followers[path] = self._tasks.keep(self._task_name, following.run)
             await watch_ready.wait()
-        record = await self._metadata.get(path)
+        changes = -1
+        while changes != self._changes[path]:
+            # Read again if it changed meanwhile: what was read may be older than the event.
+            changes = self._changes[path]
+            record = await self._metadata.get(path)
         if record is None:
             self.forget(path)
             return None
         value = self._decode(record)
-        # The follower may have seen a newer one while this was being read.
-        return self._values.setdefault(path, value) if path in self._followers else value
+        if path in self._followers:
+            self._values[path] = value
+        return value
+
+    def _opened(self, path: str, opening: "asyncio.Future[T | None]") -> None:
+        self._openings.pop(path, None)
+        if not opening.cancelled():
+            # Retrieved, so that asyncio does not report it if nobody waits any more.
+            opening.exception()
 
     def put(self, path: str, value: T) -> None:
         """Take a value that this process has written, if the record is followed."""
@@ -69,6 +97,7 @@ class FollowedRecords(Generic[T]):
     def forget(self, path: str) -> None:
         """Stop following a record, which is gone."""
         known = self._values.pop(path, None)
+        self._changes.pop(path, None)
         follower = self._followers.pop(path, None)
         if follower is not None:
             follower.cancel()
@@ -77,6 +106,8 @@ class FollowedRecords(Generic[T]):
 
     def clear(self) -> None:
         """Forget all of them, and report nothing.  The owner of the tasks stops them."""
+        for opening in self._openings.values():
+            opening.cancel()
         self._followers.clear()
         self._values.clear()
 
@@ -93,10 +124,14 @@ class FollowedRecords(Generic[T]):
         return WatchFollower(partial(self._metadata.watch_key, path), read, take)
 
     def _take(self, path: str, record: Record | None) -> None:
-        if record is None:
-            self._values.pop(path, None)
-        else:
-            self._values[path] = self._decode(record)
+        self._changes[path] += 1
+        self._values.pop(path, None)
+        if record is not None:
+            try:
+                self._values[path] = self._decode(record)
+            except ValueError as error:
+                # Without a value it is read again when it is required, which then fails.
+                log.error("followed_record_unreadable", path=path, error=str(error))
         self._report(path)
 
     def _report(self, path: str) -> None:

@@ -200,7 +200,9 @@ class Namespaces:
         return await self._metadata.children(ROOT)
 
     async def tenant(self, tenant: str) -> JsonObject:
-        """Pulsar's TenantInfo.  Raises `TenantNotFound`."""
+        """Pulsar's TenantInfo.  Raises `TenantNotFound`, `InvalidNamespaceName`."""
+        # A name with a slash would be the path of a namespace's record.
+        NamespaceName(tenant, "default")
         record = await self._metadata.get(f"{ROOT}/{tenant}")
         if record is None:
             raise TenantNotFound(

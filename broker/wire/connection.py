@@ -423,8 +423,7 @@ class Connection(asyncio.Protocol):
         self._move(ConnectionState.READY)
         self._timer.cancel()
         if self.login is not None:
-            # The other broker has the client's credentials, and asks for new ones.
-            self.login.stop()
+            self.login.handed_over()
         return True
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -27,6 +27,12 @@ class BrokerUnreachable(PeerError):
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
+class ProxyNotForwarded(PeerError):
+    """A proxy with a certificate names another broker: it connects to that one directly."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
 async def forward(connection: Connection, request: CommandConnect, target: BrokerAddress) -> None:
     """Hand the connection over to another live broker of this cluster.
 
@@ -35,8 +41,13 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
 
     Raises `BrokerUnreachable`, and `ProtocolViolation` if the client did not wait for CONNECTED.
     """
+    dialer = connection.broker.placement.dialer
+    direct = CommandConnect()
+    direct.CopyFrom(request)
+    direct.ClearField("proxy_to_broker_url")
+    _show_client(connection, direct, dialer.credentials)
     connection.pause_reading(_FORWARDING)
-    dialer, target_side = connection.broker.placement.dialer, _TargetConnection(connection)
+    target_side = _TargetConnection(connection)
     try:
         async with asyncio.timeout(FORWARD_CONNECT_TIMEOUT_S):
             await dialer.connect(target, lambda: target_side)
@@ -49,10 +60,6 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
         target_side.close()
         raise ProtocolViolation("More came before CONNECT was answered: wait for CONNECTED.")
     connection.on_close(target_side.close)
-    direct = CommandConnect()
-    direct.CopyFrom(request)
-    direct.ClearField("proxy_to_broker_url")
-    _show_client(connection, direct, dialer.credentials)
     target_side.send(encode_command(BaseCommand(type=BaseCommand.CONNECT, connect=direct)))
     connection.resume_reading(_FORWARDING)
 
@@ -67,6 +74,12 @@ def _show_client(
     principal = connection.principal
     if principal is None or principal.identity.method is not Method.TLS:
         return
+    if principal.proxy is not None:
+        raise ProxyNotForwarded(
+            "The other broker would not see the proxy's certificate: connect to it directly."
+        )
+    direct.ClearField("original_auth_data")
+    direct.ClearField("original_auth_method")
     proof = auth_data_of(credentials)
     direct.auth_method_name = proof.auth_method_name
     direct.auth_data = proof.auth_data

@@ -169,6 +169,17 @@ class Login:
         host.principal = principal
         self._logged_in()
 
+    def handed_over(self) -> None:
+        """Leave refreshes to the broker that the connection is forwarded to.
+
+        It has the client's token or password; of a certificate it does not see the expiry.
+        """
+        principal = self._host.principal
+        if principal is not None and principal.identity.method is Method.TLS:
+            self._can_refresh = False
+        else:
+            self.stop()
+
     def stop(self) -> None:
         """Look at the expiry no more: the connection has ended."""
         if self._timer is not None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol, cast
 
 from broker.scalable.answers import dag_error, subscribe_error, topics_error
 from broker.wire.connection import Connection
+from broker.wire.handlers.transactions import require_partition_count
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import FIELD_OF_TYPE
 from magnetar.protocol.names import parse_namespace_name, parse_topic_name
@@ -44,6 +45,8 @@ class CommandRule:
     """Builds the refusal; None: ERROR with the request id."""
     lasting: str | None = None
     """The field that identifies what the command opens: that ends if the access is withdrawn."""
+    closes: tuple[int, str] | None = None
+    """For a command that closes something: the type that opened it, and the field with its id."""
 
     def refuse(self, connection: Connection, command: BaseCommand, error: MagnetarError) -> None:
         """Send the refusal."""
@@ -61,6 +64,13 @@ class CommandRule:
         if self.lasting is None:
             return None
         return command.type, getattr(_fields(command), self.lasting)
+
+    def closed(self, command: BaseCommand) -> Opened | None:
+        """What the command closes, as `opened` named it; None if it closes nothing."""
+        if self.closes is None:
+            return None
+        kind, field = self.closes
+        return kind, getattr(_fields(command), field)
 
 
 class _Fields(Protocol):
@@ -106,12 +116,15 @@ def _producer(command: BaseCommand) -> Questions:
 
 
 def _partitions(command: BaseCommand) -> Questions:
+    # Counted first: parsing a hundred thousand names would hold up everybody.
+    require_partition_count(len(command.add_partition_to_txn.partitions))
     names = dict.fromkeys(command.add_partition_to_txn.partitions)
     asked = dict.fromkeys(on_topic(Need.PRODUCE, parse_topic_name(name)) for name in names)
     return tuple(asked)
 
 
 def _subscriptions(command: BaseCommand) -> Questions:
+    require_partition_count(len(command.add_subscription_to_txn.subscription))
     asked = dict.fromkeys(
         on_topic(Need.CONSUME, parse_topic_name(each.topic), each.subscription)
         for each in command.add_subscription_to_txn.subscription
@@ -188,6 +201,12 @@ def _in_transaction(kind: BaseCommand.Type) -> _Answer:
 _ANYBODY: Final = CommandRule("anybody")
 _AUTHENTICATED: Final = CommandRule("any role")
 _HOLDER: Final = CommandRule("the connection that opened it")
+
+
+def _closing(kind: int, field: str) -> CommandRule:
+    return CommandRule(_HOLDER.described, closes=(kind, field))
+
+
 _OWNER: Final = CommandRule("any role; the transaction, or the key, must be its own")
 
 RULES: Final[Mapping[int, CommandRule]] = {
@@ -199,16 +218,18 @@ RULES: Final[Mapping[int, CommandRule]] = {
     BaseCommand.ACK: _HOLDER,
     BaseCommand.FLOW: _HOLDER,
     BaseCommand.UNSUBSCRIBE: _HOLDER,
-    BaseCommand.CLOSE_PRODUCER: _HOLDER,
-    BaseCommand.CLOSE_CONSUMER: _HOLDER,
+    BaseCommand.CLOSE_PRODUCER: _closing(BaseCommand.PRODUCER, "producer_id"),
+    BaseCommand.CLOSE_CONSUMER: _closing(BaseCommand.SUBSCRIBE, "consumer_id"),
     BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: _HOLDER,
     BaseCommand.CONSUMER_STATS: _HOLDER,
     BaseCommand.SEEK: _HOLDER,
     BaseCommand.GET_LAST_MESSAGE_ID: _HOLDER,
-    BaseCommand.WATCH_TOPIC_LIST_CLOSE: _HOLDER,
-    BaseCommand.SCALABLE_TOPIC_CLOSE: _HOLDER,
+    BaseCommand.WATCH_TOPIC_LIST_CLOSE: _closing(BaseCommand.WATCH_TOPIC_LIST, "watcher_id"),
+    BaseCommand.SCALABLE_TOPIC_CLOSE: _closing(BaseCommand.SCALABLE_TOPIC_LOOKUP, "session_id"),
     BaseCommand.SCALABLE_TOPIC_UNSUBSCRIBE: _HOLDER,
-    BaseCommand.WATCH_SCALABLE_TOPICS_CLOSE: _HOLDER,
+    BaseCommand.WATCH_SCALABLE_TOPICS_CLOSE: _closing(
+        BaseCommand.WATCH_SCALABLE_TOPICS, "watch_id"
+    ),
     BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE: _HOLDER,
     # Topics
     BaseCommand.LOOKUP: CommandRule(

@@ -15,7 +15,7 @@ import structlog
 from broker.policies.authorizer import DENIALS_SHOWN, Authorizer, access_denied, described
 from broker.wire.connection import Connection, Deferred, Handler
 from broker.wire.handlers.access import CommandRule, Opened, Questions
-from config.bounds import ACCESS_CHECKS_IN_ONE_GO
+from config.bounds import ACCESS_CHECKS_IN_ONE_GO, ACCESSES_OF_CONNECTION, ACCESSES_OF_ID
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from magnetar.protocol.server_error import MagnetarError
@@ -43,7 +43,7 @@ class AccessGuard:
         self._rules = rules
         self._dry_run = dry_run
         self._tasks = BackgroundTasks(log)
-        self._opened: dict[Connection, dict[Opened, Questions]] = {}
+        self._opened: dict[Connection, dict[Opened, frozenset[Access]]] = {}
         self._changed: set[str] = set()
         self._checking: asyncio.Task[None] | None = None
         self.refused: Counter[BaseCommand.Type] = Counter()
@@ -56,12 +56,19 @@ class AccessGuard:
         missing = handlers.keys() - self._rules.keys()
         if missing:
             raise ValueError(f"No access rule has the commands {sorted(missing)}: add them.")
-        return {
-            kind: handler
-            if (rule := self._rules[kind]).questions is None
-            else partial(self._serve, rule, rule.questions, handler)
-            for kind, handler in handlers.items()
-        }
+        return {kind: self._guarded(self._rules[kind], each) for kind, each in handlers.items()}
+
+    def _guarded(self, rule: CommandRule, handler: Handler) -> Handler:
+        if rule.questions is not None:
+            return partial(self._serve, rule, rule.questions, handler)
+        if rule.closes is not None:
+            return partial(self._serve_closing, rule, handler)
+        return handler
+
+    @property
+    def checking(self) -> bool:
+        """Whether connections are being checked again after a change."""
+        return self._checking is not None and not self._checking.done()
 
     async def stop(self) -> None:
         """Check nothing more."""
@@ -70,7 +77,7 @@ class AccessGuard:
     def policies_changed(self, name: str) -> None:
         """Check again what connections have open in a tenant, or `tenant/namespace`."""
         self._changed.add(name)
-        if self._checking is None or self._checking.done():
+        if not self.checking:
             self._checking = self._tasks.start(self._check_changed(), "access_checks")
 
     def _serve(
@@ -93,6 +100,19 @@ class AccessGuard:
                 partial(self._serve_later, rule, handler, connection, command, entry, questions)
             )
         return self._decided(rule, handler, connection, command, entry, questions, allowed=allowed)
+
+    def _serve_closing(
+        self,
+        rule: CommandRule,
+        handler: Handler,
+        connection: Connection,
+        command: BaseCommand,
+        entry: bytes | None,
+    ) -> Awaitable[None] | None:
+        closed, known = rule.closed(command), self._opened.get(connection)
+        if closed is not None and known is not None:
+            known.pop(closed, None)
+        return handler(connection, command, entry)
 
     async def _serve_later(
         self,
@@ -158,7 +178,10 @@ class AccessGuard:
         if known is None:
             known = self._opened[connection] = {}
             connection.on_close(partial(self._forget, connection))
-        known[opened] = questions
+        # An id that is in use stays with what it was opened for, so both count.
+        asked = known[opened] = known.get(opened, frozenset()).union(questions)
+        if len(asked) > ACCESSES_OF_ID or len(known) > ACCESSES_OF_CONNECTION:
+            connection.close("it opens more under its ids than is remembered")
 
     def _forget(self, connection: Connection) -> None:
         self._opened.pop(connection, None)
@@ -181,9 +204,14 @@ class AccessGuard:
         if connection.closing or self._dry_run:
             return True
         allowed = self._authorizer.decide_now(connection.roles, (access,))
-        if allowed is None:
-            allowed = await self._authorizer.decide(connection.roles, (access,))
-        return allowed
+        if allowed is not None:
+            return allowed
+        try:
+            return await self._authorizer.decide(connection.roles, (access,))
+        except MagnetarError as error:
+            # The client connects again, and is asked anew.
+            log.warning("access_not_checked_again", remote=connection.remote, error=str(error))
+            return False
 
     def _withdraw(self, connection: Connection, access: Access) -> None:
         """Close the connection: the client opens another one, and is refused what it may not have.

@@ -203,7 +203,7 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
     txn = _txn(request)
 
     async def work() -> None:
-        _require_partition_count(len(request.partitions))
+        require_partition_count(len(request.partitions))
         names = [parse_topic_name(partition) for partition in request.partitions]
         await transactions.coordinators.require_open(txn, connection.owner, _key(request))
         if len(names) == 1:
@@ -225,11 +225,11 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
     )
 
 
-def _require_partition_count(count: int) -> None:
-    """Raise `TooManyPartitions` for more than one request may name."""
+def require_partition_count(count: int) -> None:
+    """Raise `TooManyPartitions` for more partitions, or subscriptions, than a request may name."""
     if count > TXN_PARTITIONS_OF_REQUEST:
         raise TooManyPartitions(
-            f"ADD_PARTITION_TO_TXN names {count} partitions, and may name "
+            f"The request names {count} partitions or subscriptions, and may name "
             f"{TXN_PARTITIONS_OF_REQUEST}: split it into several requests."
         )
 

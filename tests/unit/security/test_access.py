@@ -90,6 +90,7 @@ def test_a_grant_on_a_topic_is_none_on_the_namespace_or_another_topic(need: Need
         ("segment://acme/orders/scaled/0000-ffff-0", "topic://acme/orders/scaled"),
         ("segment://acme/orders/a/b/0000-ffff-12", "topic://acme/orders/a/b"),
         ("topic://acme/orders/scaled", "topic://acme/orders/scaled"),
+        ("segment://acme/orders/new-partition-3/0000-ffff-0", "topic://acme/orders/new"),
         ("persistent://acme/orders/new-partition-x", "persistent://acme/orders/new-partition-x"),
     ],
 )

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.admin.access import require_rules, routes_of, rules
 from broker.admin.app import build_app
+from scripts.print_access_rules import filled
 from security.access import Need
 from tests.support.embedded_broker import running
 from tests.support.roles import TOKENS
@@ -225,3 +226,47 @@ async def test_denials_and_changes_are_audited(secured: Rest) -> None:
     assert (changed["role"], changed["allowed"]) == ("root", True)
     assert (denied["role"], denied["allowed"]) == ("stranger", False)
     assert denied["operation"] == f"DELETE {TOPIC}"
+
+
+async def test_a_dry_run_serves_nobody_without_credentials(tmp_path: Path) -> None:
+    settings = {**TOKENS, "authorization": "dry_run", "superuser_roles": ("root",)}
+    async with asking(tmp_path, **settings) as rest:
+        for method, path in rules().keys() - {("GET", "/admin/v2/broker-channel")}:
+            status, _ = await rest.call(method, filled(path))
+            open_to_all = rules()[method, path] is Need.NOTHING
+            assert (status == 401) is not open_to_all, (method, path, status)
+        rest.role = "stranger"
+        grant = [{"topic": "persistent://public/default/x", "role": "b", "actions": ["produce"]}]
+        await rest.done("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grant)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/admin/v2/persistent/acme/orders/__transaction_x",
+        "/admin/v2/scalable/acme/orders/__change_events",
+        "/admin/v2/namespaces/pulsar/system",
+    ],
+)
+async def test_what_is_of_the_system_is_for_superusers(secured: Rest, path: str) -> None:
+    tenant = {"adminRoles": ["admin"], "allowedClusters": ["standalone"]}
+    await secured.done("POST", "/admin/v2/tenants/pulsar", tenant)
+    secured.role = "admin"
+    for method in ("PUT", "DELETE"):
+        await secured.refused(403, method, path)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_the_path_of_a_namespace_is_no_tenant(rest: Rest, method: str) -> None:
+    await rest.refused(412, method, "/admin/v2/tenants/public%2Fdefault", {})
+
+
+async def test_a_page_of_another_site_opens_no_connection(rest: Rest) -> None:
+    headers = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Origin": "http://evil.example",
+        "Sec-Fetch-Site": "cross-site",
+    }
+    assert (await rest.raw("GET", "/admin/v2/broker-channel", "", headers))[0] in (403, 404)
+    assert (await rest.raw("GET", "/admin/v2", "", headers))[0] == 403

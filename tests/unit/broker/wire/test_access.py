@@ -13,9 +13,11 @@ from broker.app.service import Broker
 from broker.wire.handlers.access import RULES
 from broker.wire.handlers.guard import AccessGuard
 from broker.wire.handlers.table import handler_table
+from config.bounds import TXN_PARTITIONS_OF_REQUEST
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import FIELD_OF_TYPE
 from magnetar.protocol.names import NamespaceName
+from storage.metadata.store import MetadataError
 from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
@@ -313,3 +315,70 @@ async def test_logins_and_denials_are_in_the_metrics(secured: Secured) -> None:
     ):
         assert line in text
     assert "pulsar_authentication_failures_total{" in text
+
+
+async def test_a_request_with_too_many_names_is_refused_before_they_are_read(
+    secured: Secured,
+) -> None:
+    client = await secured.client("stranger")
+    names = ["no name"] * (TXN_PARTITIONS_OF_REQUEST + 1)
+    asked = pb.CommandAddPartitionToTxn(partitions=names, scalable=True)
+    assert await outcome(client, Kind.ADD_PARTITION_TO_TXN, asked) == pb.NotAllowedError
+    subscriptions = [pb.Subscription(topic="no name", subscription="s")] * len(names)
+    wanted = pb.CommandAddSubscriptionToTxn(subscription=subscriptions, scalable=True)
+    assert await outcome(client, Kind.ADD_SUBSCRIPTION_TO_TXN, wanted) == pb.NotAllowedError
+
+
+async def test_an_id_that_is_named_twice_stays_with_what_it_has_open(secured: Secured) -> None:
+    other = "persistent://public/default/other"
+    await secured.broker.namespaces.change(
+        NAMESPACE,
+        lambda record: record.update(
+            auth_policies={
+                "destination_auth": {
+                    TOPIC: {"user": ["produce"]},
+                    other: {"user": ["produce"]},
+                }
+            }
+        ),
+    )
+    client = await secured.client("user")
+    for topic in (TOPIC, other):
+        await client.request(Kind.PRODUCER, producer(topic))
+    await secured.broker.namespaces.change(
+        NAMESPACE,
+        lambda record: record.update(
+            auth_policies={"destination_auth": {other: {"user": ["produce"]}}}
+        ),
+    )
+    await asyncio.wait_for(client.closed, 10)
+
+
+async def test_what_was_closed_is_not_checked_again(secured: Secured) -> None:
+    await secured.grant(user=["produce", "consume"])
+    client = await secured.client("user")
+    await client.request(Kind.PRODUCER, producer())
+    await client.request(Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=1))
+    await client.request(Kind.SUBSCRIBE, subscriber())
+    await secured.grant(user=["consume"])
+    await client.ping()
+    guard = secured.broker.access_guard
+    assert guard is not None
+    await until(lambda: not guard.checking)
+    assert not client.closed.done()
+
+
+async def test_a_connection_whose_rights_cannot_be_read_is_closed(secured: Secured) -> None:
+    await secured.grant(user=["produce"])
+    client = await secured.client("user")
+    await client.request(Kind.PRODUCER, producer())
+    authorizer = secured.broker.authorizer
+    assert authorizer is not None
+
+    async def failing(*_: object) -> bool:
+        raise MetadataError("The store does not answer: try again.")
+
+    authorizer.decide_now = lambda *_: None  # type: ignore[method-assign]
+    authorizer.decide = failing  # type: ignore[method-assign]
+    await secured.grant(user=["produce", "consume"])
+    await asyncio.wait_for(client.closed, 10)

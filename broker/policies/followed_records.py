@@ -36,7 +36,7 @@ class FollowedRecords(Generic[T]):
         self._decode = decode
         self._values: dict[str, T] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
-        self._openings: dict[str, asyncio.Future[T | None]] = {}
+        self._openings: dict[str, asyncio.Future[None]] = {}
         self._changes: Counter[str] = Counter()
         """Events of each followed record so far."""
         self._listeners: list[Callable[[str], None]] = []
@@ -51,19 +51,24 @@ class FollowedRecords(Generic[T]):
 
     async def require(self, path: str) -> T | None:
         """The value; None if there is no record.  Raises `MetadataError`."""
-        value = self._values.get(path)
-        if value is not None:
-            return value
-        opening = self._openings.get(path)
-        if opening is None:
-            opening = asyncio.ensure_future(self._open(path))
-            self._openings[path] = opening
-            opening.add_done_callback(partial(self._opened, path))
-        # Shielded: others wait for the same read.
-        return await asyncio.shield(opening)
+        while True:
+            value = self._values.get(path)
+            if value is not None:
+                return value
+            opening = self._openings.get(path)
+            if opening is None:
+                break
+            # Another caller opens the watch: what is read before that may be stale.
+            await asyncio.wait((opening,))
+        opened = self._openings[path] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._open(path)
+        finally:
+            del self._openings[path]
+            opened.set_result(None)
 
     async def _open(self, path: str) -> T | None:
-        """Watch a record, and then read it; all that require it meanwhile wait for this."""
+        """Watch a record, and then read it."""
         if path not in self._followers:
             watch_ready = asyncio.Event()
             following = self._following(path, watch_ready)
@@ -81,12 +86,6 @@ class FollowedRecords(Generic[T]):
         if path in self._followers:
             self._values[path] = value
         return value
-
-    def _opened(self, path: str, opening: "asyncio.Future[T | None]") -> None:
-        self._openings.pop(path, None)
-        if not opening.cancelled():
-            # Retrieved, so that asyncio does not report it if nobody waits any more.
-            opening.exception()
 
     def put(self, path: str, value: T) -> None:
         """Take a value that this process has written, if the record is followed."""
@@ -106,8 +105,6 @@ class FollowedRecords(Generic[T]):
 
     def clear(self) -> None:
         """Forget all of them, and report nothing.  The owner of the tasks stops them."""
-        for opening in self._openings.values():
-            opening.cancel()
         self._followers.clear()
         self._values.clear()
 

@@ -379,6 +379,6 @@ async def test_a_connection_whose_rights_cannot_be_read_is_closed(secured: Secur
         raise MetadataError("The store does not answer: try again.")
 
     authorizer.decide_now = lambda *_: None  # type: ignore[method-assign]
-    authorizer.decide = failing  # type: ignore[method-assign]
+    authorizer.decide = failing  # type: ignore[method-assign, assignment]
     await secured.grant(user=["produce", "consume"])
     await asyncio.wait_for(client.closed, 10)

@@ -9,6 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -51,6 +52,14 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 """Lists; in the environment their parts have commas between them."""
 ProviderName = Literal["token", "oidc", "basic", "tls"]
 """The names of providers of authentication."""
+
+
+SETTINGS_OF_PROVIDERS: Mapping[str, tuple[str, ...]] = {
+    "token": ("token_secret_keys", "token_public_keys"),
+    "oidc": ("oidc_issuers", "oidc_audiences"),
+    "basic": ("basic_auth_file",),
+}
+"""Settings that have no use without a provider of authentication."""
 
 
 class ConfigurationError(ValueError):
@@ -419,6 +428,13 @@ class Settings(BaseSettings):
                 "tokens for any audience."
             )
         return self
+
+    @property
+    def names_authentication(self) -> bool:
+        """Whether a setting of authentication is set, even one that does not switch it on."""
+        names = {"authentication_providers", "anonymous_role", "proxy_roles"}
+        names |= {"authenticate_original_client", *chain(*SETTINGS_OF_PROVIDERS.values())}
+        return any(getattr(self, name) for name in names)
 
     @property
     def _is_on_loopback(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.bounds import PASSWORD_FILE_BYTES, TLS_RELOAD_FILE_BYTES
-from config.settings import ConfigurationError, Settings
+from config.settings import SETTINGS_OF_PROVIDERS, ConfigurationError, Settings
 from security.authenticator import Authenticator
 from security.errors import InvalidSecret
 from security.failed_logins import FailedLogins
@@ -18,13 +18,6 @@ from security.identity import InvalidRole, Role, role_of
 from security.loaded_files import LoadedFiles
 from security.providers import Provider
 from security.secret_files import read_public, read_secret
-
-_SETTINGS_OF_PROVIDERS = {
-    "token": ("token_secret_keys", "token_public_keys"),
-    "oidc": ("oidc_issuers", "oidc_audiences"),
-    "basic": ("basic_auth_file",),
-}
-"""Settings that have no use without a provider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,7 @@ def _require_consistent(settings: Settings) -> None:
         raise ConfigurationError(
             "authentication_providers has a name more than once: write each of them once."
         )
-    for name, needed_by in _SETTINGS_OF_PROVIDERS.items():
+    for name, needed_by in SETTINGS_OF_PROVIDERS.items():
         for setting in needed_by:
             if getattr(settings, setting) and name not in names:
                 # Without this the operator believes that clients need credentials.

@@ -87,6 +87,16 @@ class Principal:
         return (self.identity,) if self.proxy is None else (self.identity, self.proxy)
 
     @property
+    def roles(self) -> tuple[Role, ...]:
+        """The role of every identity: of the client, and then of its proxy if there is one."""
+        return tuple(each.role for each in self.identities)
+
+    @property
+    def by_certificate(self) -> bool:
+        """Whether the client, or the proxy that names it, has shown a certificate."""
+        return self.identity.method is Method.TLS
+
+    @property
     def expires_at_s(self) -> float | None:
         """When the first of the proofs expires, in seconds since 1970; None means never."""
         times = [each.expires_at_s for each in self.identities if each.expires_at_s is not None]

@@ -9,17 +9,21 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-import structlog
 from aiohttp import hdrs, web
 
 from broker.admin.keys import BROKER
 from broker.admin.rest import RestError
-from broker.policies.authorizer import DENIALS_SHOWN, access_denied, described
+from broker.policies.authorizer import (
+    DENIALS_SHOWN,
+    DENIED,
+    DENIED_IN_DRY_RUN,
+    access_denied,
+    described,
+)
 from magnetar.protocol.names import NamespaceName, TopicDomain, parse_topic_name
+from security import audit
 from security.access import Access, Need, on_namespace, on_tenant, on_topic
 from security.identity import Principal
-
-audit = structlog.get_logger("audit")
 
 PRINCIPAL: Final = web.RequestKey("principal", Principal)
 """For whom a request acts; not there without authentication."""
@@ -250,20 +254,24 @@ async def require_access(request: web.Request, questions: Sequence[Access]) -> N
     if broker.authorizer is None:
         return
     roles = _roles(request)
+    asked: dict[str, object] = {
+        "operation": f"{request.method} {request.path}",
+        "access": [described(each) for each in questions[:DENIALS_SHOWN]],
+    }
     if await broker.authorizer.decide(roles, questions):
         if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-            _audit("changed_by_request", request, roles, questions, allowed=True)
+            audit.permitted("changed_by_request", roles, request.remote, **asked)
         return
     dry_run = broker.settings.authorization == "dry_run"
-    event = "access_would_be_denied" if dry_run else "access_denied"
-    _audit(event, request, roles, questions, allowed=dry_run)
+    event = DENIED_IN_DRY_RUN if dry_run else DENIED
+    audit.denied(event, roles, request.remote, dry_run=dry_run, **asked)
     if not dry_run:
         raise access_denied(questions)
 
 
 def _roles(request: web.Request) -> Sequence[str]:
     principal = request.get(PRINCIPAL)
-    return () if principal is None else tuple(each.role for each in principal.identities)
+    return () if principal is None else principal.roles
 
 
 def question_of(need: Need, path: Mapping[str, str]) -> Access:
@@ -279,22 +287,3 @@ def question_of(need: Need, path: Mapping[str, str]) -> Access:
         return on_namespace(need, namespace, subscription)
     domain = path.get("domain", TopicDomain.TOPIC.value)
     return on_topic(need, parse_topic_name(f"{domain}://{namespace}/{path['topic']}"), subscription)
-
-
-def _audit(
-    event: str,
-    request: web.Request,
-    roles: Sequence[str],
-    questions: Sequence[Access],
-    *,
-    allowed: bool,
-) -> None:
-    log = audit.info if allowed else audit.warning
-    log(
-        event,
-        role=" for ".join(roles) or None,
-        remote=request.remote,
-        operation=f"{request.method} {request.path}",
-        access=[described(each) for each in questions[:DENIALS_SHOWN]],
-        allowed=allowed,
-    )

@@ -30,7 +30,7 @@ class MemberHost(Protocol):
     topics: TopicRegistry
     version: str
     peer_tls: PeerTls | None
-    own_credentials: OwnCredentials
+    own_credentials: OwnCredentials | None
 
     @property
     def port(self) -> int:

@@ -6,7 +6,6 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +16,6 @@ from broker.app.descriptors import descriptor_limit, share_descriptors
 from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
-from broker.policies.authorizer import Authorizer
 from broker.policies.namespaces import Namespaces
 from broker.scalable.service import ScalableTopics
 from broker.topics.idle_topics import IdleTopics
@@ -31,14 +29,12 @@ from broker.topics.stored_backlogs import StoredBacklogs
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
-from broker.wire.handlers.access import RULES
-from broker.wire.handlers.guard import AccessGuard
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
 from broker.wire.listening import PortSetting
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.request_share import CostlyRequests
-from broker.wire.server import BinaryServer, TlsBinaryServer
+from broker.wire.server import BinaryServer
 from broker.wire.tls_handshakes import Handshakes
 from config.bounds import (
     BROKER_INFLIGHT_BYTES,
@@ -47,12 +43,8 @@ from config.bounds import (
     DRAIN_REQUESTS_S,
     PEER_MEMORY_BYTES,
 )
-from config.settings import ConfigurationError, Settings
+from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
-from security.authentication import make_authenticator
-from security.authenticator import Authenticator
-from security.errors import CredentialsRefused, InvalidSecret
-from security.own_credentials import OwnCredentials, own_certificate
 from security.reloading import Reloader
 from storage.clock import Clock
 from storage.damage import DamageReport
@@ -65,6 +57,11 @@ if TYPE_CHECKING:
     # A single broker starts without the parts of a cluster.
     from broker.app.cluster_membership import ClusterMembership
     from broker.placement.several import SeveralBrokers
+    from broker.policies.authorizer import Authorizer
+    from broker.wire.handlers.guard import AccessGuard
+    from broker.wire.tls_server import TlsBinaryServer
+    from security.authenticator import Authenticator
+    from security.own_credentials import OwnCredentials
     from security.tls import PeerTls, ServerTls
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
 
@@ -116,11 +113,8 @@ class Broker:
         )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
-        self.own_credentials = OwnCredentials(
-            settings.broker_client_token_file,
-            has_certificate=settings.broker_client_certificate_file is not None,
-        )
-        """How this broker shows itself to others."""
+        self.own_credentials: OwnCredentials | None = None
+        """How this broker shows itself to others; None if there are none."""
         self.authenticator: Authenticator | None = None
         """Finds out who a peer is; None: authentication is off."""
         self.authorizer: Authorizer | None = None
@@ -233,65 +227,48 @@ class Broker:
 
         Raises `UnusableCertificate`, `ConfigurationError`.
         """
-        self._make_authenticator()
+        await self._load_authentication()
         await self._load_tls()
         if self._joins_others:
-            await self._check_own_credentials()
+            await self._load_own_credentials()
         self._release_at_stop("security_reload", self.reloader.stop)
         self.reloader.start()
 
-    def _make_authenticator(self) -> None:
+    async def _load_authentication(self) -> None:
+        if not self.settings.names_authentication:
+            return
+        # Not imported at the top: a broker without it starts sooner.
+        from broker.app.security import make_authenticator  # noqa: PLC0415
+
         authenticator = make_authenticator(self.settings)
         if not authenticator.enabled:
             return
         self.authenticator = authenticator
-        self._release_at_stop("authentication", self.authenticator.close)
-        for files in self.authenticator.files:
+        self._release_at_stop("authentication", authenticator.close)
+        for files in authenticator.files:
             self.reloader.add(files)
 
-    async def _check_own_credentials(self) -> None:
-        """Log this broker in as another one would; brokers may then name the clients they act for.
+    async def _load_own_credentials(self) -> None:
+        from broker.app.security import OwnCredentials, check_own_credentials  # noqa: PLC0415
 
-        Raises `ConfigurationError` if other brokers would refuse it.
-        """
-        if self.authenticator is None:
-            return
-        settings, own = self.settings, self.own_credentials
-        try:
-            credentials = replace(own.read(), certificate=own_certificate(settings))
-            identity = await self.authenticator.authenticate(credentials, address="this broker")
-        except (CredentialsRefused, InvalidSecret) as error:
-            raise ConfigurationError(
-                f"Other brokers would refuse this one: {error}  Set broker_client_token_file to a "
-                "file with a token that they take, of a role in superuser_roles."
-            ) from error
-        if settings.authorization == "on" and identity.role not in settings.superuser_roles:
-            raise ConfigurationError(
-                f"The role of this broker, {identity.role}, is not in superuser_roles: add it, or "
-                "give the broker a token of one that is."
-            )
-        if identity.role in settings.proxy_roles:
-            raise ConfigurationError(
-                f"The role of this broker, {identity.role}, is in proxy_roles, so it would have to "
-                "name a client in each request: give brokers a role of their own."
-            )
-        self.authenticator.trust_broker(identity.role)
+        settings = self.settings
+        own = self.own_credentials = OwnCredentials(
+            settings.broker_client_token_file,
+            has_certificate=settings.broker_client_certificate_file is not None,
+        )
+        if self.authenticator is not None:
+            await check_own_credentials(self.authenticator, own, settings)
 
     def _authorize(self) -> None:
         """Have every command checked against its access rule, if authorization is on."""
         settings = self.settings
         if settings.authorization == "off":
             return
-        self.authorizer = Authorizer(
-            self.namespaces,
-            frozenset(settings.superuser_roles),
-            wildcards=settings.authorization_wildcards,
-        )
-        guard = self.access_guard = AccessGuard(
-            self.authorizer, RULES, dry_run=settings.authorization == "dry_run"
-        )
+        from broker.app.security import make_guard  # noqa: PLC0415
+
+        guard = make_guard(self.namespaces, settings)
+        self.access_guard, self.authorizer = guard, guard.authorizer
         self._release_at_stop("access", guard.stop)
-        self.namespaces.on_change(guard.policies_changed)
         handlers = guard.guarded(handler_table())
         for server in (self._server, self._tls_server):
             if server is not None:
@@ -319,7 +296,8 @@ class Broker:
             self._server.bind(settings.bind_host, settings.port)
         self.placement.listening(port=self._server.port, http_port=settings.http_port)
         if tls is not None and settings.port_tls is not None:
-            self._tls_server = TlsBinaryServer(
+            module = importlib.import_module("broker.wire.tls_server")
+            self._tls_server = module.TlsBinaryServer(
                 self,
                 handler_table(),
                 send,

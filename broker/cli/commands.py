@@ -33,6 +33,12 @@ ConfigFile = Annotated[
 PortTls = Annotated[
     int | None, typer.Option(help="Binary protocol port with TLS, 6651 by custom [none]")
 ]
+BinaryPort = Annotated[int | None, typer.Option(help="Binary protocol port [6650]")]
+HttpPort = Annotated[int | None, typer.Option(help="REST and metrics port [8080]")]
+BindHost = Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")]
+Insecure = Annotated[
+    bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
+]
 HttpPortTls = Annotated[
     int | None, typer.Option(help="REST and metrics port with TLS, 8443 by custom [none]")
 ]
@@ -69,17 +75,15 @@ def _secured(config: Path | None, given: Mapping[str, object]) -> "SecurityFiles
 
 def standalone(
     data_dir: Annotated[Path | None, typer.Option(help="Directory of all durable data")] = None,
-    port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
-    http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    port: BinaryPort = None,
+    http_port: HttpPort = None,
     port_tls: PortTls = None,
     http_port_tls: HttpPortTls = None,
-    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
+    bind_host: BindHost = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients [127.0.0.1]")
     ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
-    ] = None,
+    insecure: Insecure = None,
     secure: Annotated[
         bool,
         typer.Option(
@@ -117,17 +121,15 @@ def standalone(
 
 def broker(
     config: ConfigFile = None,
-    port: Annotated[int | None, typer.Option(help="Binary protocol port [6650]")] = None,
-    http_port: Annotated[int | None, typer.Option(help="REST and metrics port [8080]")] = None,
+    port: BinaryPort = None,
+    http_port: HttpPort = None,
     port_tls: PortTls = None,
     http_port_tls: HttpPortTls = None,
-    bind_host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")] = None,
+    bind_host: BindHost = None,
     advertised_host: Annotated[
         str | None, typer.Option(help="Host name for clients and other brokers [127.0.0.1]")
     ] = None,
-    insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
-    ] = None,
+    insecure: Insecure = None,
 ) -> None:
     """Run one broker of a cluster: metadata in Oxia or ZooKeeper, ledgers on BookKeeper."""
     settings = _settings(

@@ -164,7 +164,7 @@ class _Channel:
         socket = await self._http.ws_connect(
             web.url + CHANNEL_PATH,
             ssl=web.tls or True,
-            headers=self._dialer.credentials.headers(),
+            headers=self._dialer.headers(),
             heartbeat=CHANNEL_HEARTBEAT_S,
             max_msg_size=CHANNEL_FRAME_BYTES,
             timeout=aiohttp.ClientWSTimeout(ws_close=CHANNEL_CLOSE_S),

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -11,7 +11,9 @@ import structlog
 from config.bounds import TLS_HANDSHAKE_S
 from magnetar.protocol.pulsar_pb2 import AuthData
 from security.errors import InvalidSecret
-from security.own_credentials import OwnCredentials
+
+if TYPE_CHECKING:
+    from security.own_credentials import OwnCredentials
 
 log = structlog.get_logger(__name__)
 
@@ -70,14 +72,32 @@ class Dialer:
     """
 
     def __init__(
-        self, tls: ClientTls | None = None, credentials: OwnCredentials | None = None
+        self, tls: ClientTls | None = None, credentials: "OwnCredentials | None" = None
     ) -> None:
         """Without `tls` plain addresses alone can be used, and without `credentials` none go out.
 
         They are for whoever connects by this: the dialer itself sends nothing.
         """
         self._tls = tls
-        self.credentials = credentials or OwnCredentials(None)
+        self._credentials = credentials
+
+    def headers(self) -> dict[str, str]:
+        """The headers of a REST request by which this broker is known.  Raises `InvalidSecret`."""
+        return {} if self._credentials is None else self._credentials.headers()
+
+    def auth_data(self) -> AuthData:
+        """The credentials of this broker for CONNECT and AUTH_RESPONSE.
+
+        Those that cannot be read are logged, and none are sent, which the other broker refuses.
+        """
+        if self._credentials is None:
+            return AuthData()
+        try:
+            own = self._credentials.read()
+        except InvalidSecret as error:
+            log.error("own_credentials_unusable", error=str(error))
+            return AuthData()
+        return AuthData(auth_method_name=own.method, auth_data=own.data)
 
     def url_of(self, address: Reachable) -> str:
         """The address of the binary protocol to connect to."""
@@ -108,16 +128,3 @@ class Dialer:
         if over_tls is not None and tls is not None and (tls.preferred or not plain):
             return over_tls, tls.current
         return plain, None
-
-
-def auth_data_of(credentials: OwnCredentials) -> AuthData:
-    """The credentials in the form of CONNECT and AUTH_RESPONSE.
-
-    Those that cannot be read are logged, and none are sent, which the other broker refuses.
-    """
-    try:
-        read = credentials.read()
-    except InvalidSecret as error:
-        log.error("own_credentials_unusable", error=str(error))
-        return AuthData()
-    return AuthData(auth_method_name=read.method, auth_data=read.data)

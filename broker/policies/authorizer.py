@@ -8,6 +8,9 @@ from broker.policies.namespaces import NamespaceNotFound, Namespaces
 from magnetar.protocol.server_error import PeerError, ServerError
 from security.access import Access, Grants, Need, Rights, Roles, is_allowed
 
+DENIED: Final = "access_denied"
+DENIED_IN_DRY_RUN: Final = "access_would_be_denied"
+"""Audit events."""
 DENIALS_SHOWN: Final = 3
 """Accesses that an error names: one request may ask for a thousand."""
 

@@ -12,7 +12,6 @@ from typing import ClassVar, TypeVar, cast
 import structlog
 
 from broker.placement import BrokerAddress, Placement
-from broker.placement.dialing import auth_data_of
 from broker.scalable.relay_exchange import (
     RELAY_CLIENT,
     Broken,
@@ -212,7 +211,7 @@ class Relay(asyncio.Protocol):
             near.client_version,
             near.protocol_version,
             near.features,
-            lambda: auth_data_of(placement.dialer.credentials),
+            placement.dialer.auth_data,
         )
         self._decoder = FrameDecoder(MAX_FRAME_SIZE)
         self._transport: asyncio.Transport | None = None

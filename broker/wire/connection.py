@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
-from broker.wire.login import Login
 from broker.wire.outbox import Outbox
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.protocol_violation import ProtocolViolation
@@ -41,7 +40,10 @@ from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandError, CommandPing,
 from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.state_table import StateTable
-from security.identity import Principal
+
+if TYPE_CHECKING:
+    from broker.wire.login import Login
+    from security.identity import Principal
 
 __all__ = ["Connection", "ConnectionState", "ProtocolViolation", "UnexpectedFailure"]
 
@@ -120,9 +122,9 @@ class Connection(asyncio.Protocol):
     CONNECTION_WRITE_HIGH_WATER of queued output, or the reasons of `pause_reading`.
     """
 
-    principal: Principal | None = None
+    principal: "Principal | None" = None
     """The role that the connection acts for; None without authentication."""
-    login: Login | None = None
+    login: "Login | None" = None
     """None without authentication, and before CONNECT."""
 
     def __init__(
@@ -353,9 +355,7 @@ class Connection(asyncio.Protocol):
     @property
     def roles(self) -> tuple[str, ...]:
         """Every role that must be allowed to do what this connection asks; two behind a proxy."""
-        if self.principal is None:
-            return ()
-        return tuple(each.role for each in self.principal.identities)
+        return () if self.principal is None else self.principal.roles
 
     @property
     def owner(self) -> str | None:
@@ -385,11 +385,14 @@ class Connection(asyncio.Protocol):
 
     # Life cycle
 
-    def authenticate(self) -> Login | None:
+    def authenticate(self) -> "Login | None":
         """Move to AUTHENTICATING, and return the login; None where authentication is off."""
         authenticator = self.broker.authenticator
         if authenticator is None:
             return None
+        # A broker without authentication starts sooner.
+        from broker.wire.login import Login  # noqa: PLC0415
+
         self._move(ConnectionState.AUTHENTICATING)
         self.login = Login(
             self,

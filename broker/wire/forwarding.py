@@ -8,15 +8,13 @@ import asyncio
 from typing import ClassVar, cast
 
 from broker.placement import BrokerAddress
-from broker.placement.dialing import auth_data_of
+from broker.placement.dialing import Dialer
 from broker.wire.connection import Connection
 from broker.wire.protocol_violation import ProtocolViolation
 from config.bounds import CLOSE_FLUSH_S, FORWARD_CONNECT_TIMEOUT_S, FORWARD_HIGH_WATER
 from magnetar.protocol.frames import encode_command
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandConnect
 from magnetar.protocol.server_error import PeerError, ServerError
-from security.identity import Method
-from security.own_credentials import OwnCredentials
 
 _FORWARDING = "forwarding"
 
@@ -45,7 +43,7 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
     direct = CommandConnect()
     direct.CopyFrom(request)
     direct.ClearField("proxy_to_broker_url")
-    _show_client(connection, direct, dialer.credentials)
+    _show_client(connection, direct, dialer)
     connection.pause_reading(_FORWARDING)
     target_side = _TargetConnection(connection)
     try:
@@ -64,15 +62,13 @@ async def forward(connection: Connection, request: CommandConnect, target: Broke
     connection.resume_reading(_FORWARDING)
 
 
-def _show_client(
-    connection: Connection, direct: CommandConnect, credentials: OwnCredentials
-) -> None:
+def _show_client(connection: Connection, direct: CommandConnect, dialer: Dialer) -> None:
     """Have the other broker know the client, whose certificate it does not see.
 
     Other credentials pass as the client sent them: that broker checks them itself.
     """
     principal = connection.principal
-    if principal is None or principal.identity.method is not Method.TLS:
+    if principal is None or not principal.by_certificate:
         return
     if principal.proxy is not None:
         raise ProxyNotForwarded(
@@ -80,7 +76,7 @@ def _show_client(
         )
     direct.ClearField("original_auth_data")
     direct.ClearField("original_auth_method")
-    proof = auth_data_of(credentials)
+    proof = dialer.auth_data()
     direct.auth_method_name = proof.auth_method_name
     direct.auth_data = proof.auth_data
     direct.original_principal = principal.role

@@ -27,13 +27,13 @@ from magnetar.protocol.pulsar_pb2 import (
 )
 from magnetar.protocol.server_error import PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
+from security import audit
 from security.authenticator import Authenticator, OriginalClient
 from security.errors import CredentialsRefused
 from security.identity import Identity, Method, Principal
 from security.providers import Credentials
 
 log = structlog.get_logger(__name__)
-audit = structlog.get_logger("audit")
 REFRESH: Final = b"PulsarAuthRefresh"
 """The challenge by which Pulsar asks for new credentials."""
 
@@ -163,7 +163,7 @@ class Login:
             principal = await self._principal()
         except CredentialsRefused as error:
             raise AuthenticationFailed from error
-        if before is None or _roles(principal) != _roles(before):
+        if before is None or principal.roles != before.roles:
             log.warning("login_refreshed_as_another_role", remote=host.address)
             raise AuthenticationFailed
         host.principal = principal
@@ -175,7 +175,7 @@ class Login:
         It has the client's token or password; of a certificate it does not see the expiry.
         """
         principal = self._host.principal
-        if principal is not None and principal.identity.method is Method.TLS:
+        if principal is not None and principal.by_certificate:
             self._can_refresh = False
         else:
             self.stop()
@@ -193,7 +193,11 @@ class Login:
 
     def _logged_in(self) -> None:
         self._move(LoginState.LOGGED_IN)
-        _audit(self._host)
+        principal = self._host.principal
+        assert principal is not None, "a login has a principal"
+        # Refused logins are logged by the authenticator.
+        method = principal.identity.method.value
+        audit.permitted("login", principal.roles, self._host.address, method=method)
         if self._expires_at_s is not None and self._timer is None:
             self._look_again()
 
@@ -257,20 +261,3 @@ def _original_client(request: CommandConnect) -> OriginalClient | None:
     if named is None and forwarded is None:
         return None
     return OriginalClient(named, forwarded)
-
-
-def _roles(principal: Principal) -> tuple[str, ...]:
-    return tuple(each.role for each in principal.identities)
-
-
-def _audit(host: LoginHost) -> None:
-    """Refused logins are logged by the authenticator."""
-    principal = host.principal
-    assert principal is not None, "a login has a principal"
-    audit.info(
-        "login",
-        role=" for ".join(_roles(principal)),
-        method=principal.identity.method.value,
-        remote=host.address,
-        allowed=True,
-    )

@@ -1,9 +1,8 @@
-"""The listening sockets of the binary protocol: the plain one, and the one with TLS."""
+"""The listening socket of the binary protocol."""
 
 import asyncio
 import socket
-import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import structlog
@@ -11,7 +10,6 @@ import structlog
 from broker.wire.connection import Connection, ConnectionHost, Handler, SendHandler
 from broker.wire.listening import PortSetting, bind_port, explaining_listen_errors
 from broker.wire.tls_handshakes import Handshakes
-from broker.wire.tls_stream import TlsStream
 from config.bounds import LISTEN_BACKLOG
 
 log = structlog.get_logger(__name__)
@@ -83,39 +81,6 @@ class BinaryServer:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-class TlsBinaryServer(BinaryServer):
-    """Listens for connections of the binary protocol over TLS."""
-
-    setting = PortSetting.PORT_TLS
-
-    def __init__(
-        self,
-        broker: ConnectionHost,
-        handlers: Mapping[int, Handler],
-        send: SendHandler,
-        *,
-        max_connections: int,
-        handshakes: Handshakes,
-        context: Callable[[], ssl.SSLContext],
-    ) -> None:
-        """`context` returns the context of a new connection."""
-        super().__init__(
-            broker, handlers, send, max_connections=max_connections, handshakes=handshakes
-        )
-        self._tls_handshakes = handshakes
-        self._context = context
-
-    def _accept(self) -> asyncio.Protocol:
-        return TlsStream(
-            self._context(), super()._accept, self._tls_handshakes, self._broker.peer_memory
-        )
-
-    async def stop(self) -> None:
-        """Accept no more connections, and end handshakes; present connections stay open."""
-        await super().stop()
-        self._tls_handshakes.close()
 
 
 class _RefusedConnection(asyncio.Protocol):

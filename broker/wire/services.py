@@ -1,6 +1,6 @@
 """The services of a broker that connections and command handlers use."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from broker.placement import Placement
 from broker.policies.namespaces import Namespaces
@@ -11,8 +11,10 @@ from broker.topics.segment_reads import SegmentReads
 from broker.transactions.service import Transactions
 from broker.wire.request_share import CostlyRequests
 from config.settings import Settings
-from security.authenticator import Authenticator
 from storage.clock import Clock
+
+if TYPE_CHECKING:
+    from security.authenticator import Authenticator
 
 
 class BrokerServices(Protocol):
@@ -28,7 +30,7 @@ class BrokerServices(Protocol):
     scalable: ScalableTopics
     segment_reads: SegmentReads
     costly_requests: CostlyRequests
-    authenticator: Authenticator | None
+    authenticator: "Authenticator | None"
     """Finds out who a peer is; None: authentication is off."""
     version: str
     serving: bool

@@ -39,14 +39,27 @@ OF_OFFLOADING: Final = (
 )
 OF_SECURITY: Final = (
     "bcrypt",
+    "broker.app.security",
+    "broker.wire.login",
+    "broker.wire.tls_server",
     "cryptography",
     "jwt",
+    "security.authentication",
+    "security.own_credentials",
     "security.tls",
     "security.token_keys",
     "security.token_provider",
     "security.tokens",
 )
-OF_REST: Final = ("aiohttp", "broker.admin.app")
+WITH_REST: Final = (
+    "broker.policies.authorizer",
+    "broker.wire.handlers.access",
+    "security.authenticator",
+    "security.failed_logins",
+    "security.providers",
+)
+"""Modules of security that the REST interface loads too."""
+OF_REST: Final = (*WITH_REST, "aiohttp", "broker.admin.app")
 OF_SPARK: Final = ("magnetar.client", "magnetar.spark", "pandas", "pyarrow", "pyspark")
 
 SCRIPT: Final = """

@@ -8,22 +8,40 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
-from broker.policies.authorizer import DENIALS_SHOWN, Authorizer, access_denied, described
+from broker.policies.authorizer import (
+    DENIALS_SHOWN,
+    DENIED,
+    DENIED_IN_DRY_RUN,
+    Authorizer,
+    access_denied,
+    described,
+)
 from broker.wire.connection import Connection, Deferred, Handler
 from broker.wire.handlers.access import CommandRule, Opened, Questions
 from config.bounds import ACCESS_CHECKS_IN_ONE_GO, ACCESSES_OF_CONNECTION, ACCESSES_OF_ID
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from magnetar.protocol.server_error import MagnetarError
+from security import audit
 from security.access import Access
 
 log = structlog.get_logger(__name__)
-audit = structlog.get_logger("audit")
 WITHDRAWN: Final = "the role of this client may no longer have what it opened"
+
+
+class _Request(NamedTuple):
+    """A command with its rule, what that asks, and the handler that serves it if it may be sent."""
+
+    rule: CommandRule
+    handler: Handler
+    connection: Connection
+    command: BaseCommand
+    entry: bytes | None
+    questions: Questions
 
 
 class AccessGuard:
@@ -39,7 +57,7 @@ class AccessGuard:
         *,
         dry_run: bool,
     ) -> None:
-        self._authorizer = authorizer
+        self.authorizer = authorizer
         self._rules = rules
         self._dry_run = dry_run
         self._tasks = BackgroundTasks(log)
@@ -94,12 +112,11 @@ class AccessGuard:
         except MagnetarError as error:
             rule.refuse(connection, command, error)
             return None
-        allowed = self._authorizer.decide_now(connection.roles, questions)
+        request = _Request(rule, handler, connection, command, entry, questions)
+        allowed = self.authorizer.decide_now(connection.roles, questions)
         if allowed is None:
-            raise Deferred(
-                partial(self._serve_later, rule, handler, connection, command, entry, questions)
-            )
-        return self._decided(rule, handler, connection, command, entry, questions, allowed=allowed)
+            raise Deferred(partial(self._serve_later, request))
+        return self._decided(request, allowed=allowed)
 
     def _serve_closing(
         self,
@@ -114,60 +131,41 @@ class AccessGuard:
             known.pop(closed, None)
         return handler(connection, command, entry)
 
-    async def _serve_later(
-        self,
-        rule: CommandRule,
-        handler: Handler,
-        connection: Connection,
-        command: BaseCommand,
-        entry: bytes | None,
-        questions: Questions,
-    ) -> Awaitable[None] | None:
+    async def _serve_later(self, request: "_Request") -> Awaitable[None] | None:
+        connection, questions = request.connection, request.questions
         try:
-            allowed = await self._authorizer.decide(connection.roles, questions)
+            allowed = await self.authorizer.decide(connection.roles, questions)
         except MagnetarError as error:
-            rule.refuse(connection, command, error)
+            request.rule.refuse(connection, request.command, error)
             return None
         # A grant may have been withdrawn while records for other questions were read.
-        now = self._authorizer.decide_now(connection.roles, questions)
-        if now is not None:
-            allowed = now
+        now = self.authorizer.decide_now(connection.roles, questions)
         if connection.closing:
             return None
-        return self._decided(rule, handler, connection, command, entry, questions, allowed=allowed)
+        return self._decided(request, allowed=allowed if now is None else now)
 
-    def _decided(
-        self,
-        rule: CommandRule,
-        handler: Handler,
-        connection: Connection,
-        command: BaseCommand,
-        entry: bytes | None,
-        questions: Questions,
-        *,
-        allowed: bool,
-    ) -> Awaitable[None] | None:
-        if not self._passes(connection, command, questions, allowed=allowed):
-            rule.refuse(connection, command, access_denied(questions))
-            return None
+    def _decided(self, request: "_Request", *, allowed: bool) -> Awaitable[None] | None:
+        rule, handler, connection, command, entry, questions = request
+        if not allowed:
+            self._count_denial(connection, command, questions)
+            if not self._dry_run:
+                rule.refuse(connection, command, access_denied(questions))
+                return None
         self._remember(connection, rule.opened(command), questions)
         return handler(connection, command, entry)
 
-    def _passes(
-        self, connection: Connection, command: BaseCommand, questions: Questions, *, allowed: bool
-    ) -> bool:
-        if allowed:
-            return True
+    def _count_denial(
+        self, connection: Connection, command: BaseCommand, questions: Questions
+    ) -> None:
         self.refused[command.type] += 1
-        audit.warning(
-            "access_would_be_denied" if self._dry_run else "access_denied",
-            role=" for ".join(connection.roles) or None,
-            remote=connection.remote,
+        audit.denied(
+            DENIED_IN_DRY_RUN if self._dry_run else DENIED,
+            connection.roles,
+            connection.remote,
+            dry_run=self._dry_run,
             operation=BaseCommand.Type.Name(command.type),
             access=[described(each) for each in questions[:DENIALS_SHOWN]],
-            allowed=self._dry_run,
         )
-        return self._dry_run
 
     def _remember(
         self, connection: Connection, opened: Opened | None, questions: Questions
@@ -203,11 +201,11 @@ class AccessGuard:
     async def _still_has(self, connection: Connection, access: Access) -> bool:
         if connection.closing or self._dry_run:
             return True
-        allowed = self._authorizer.decide_now(connection.roles, (access,))
+        allowed = self.authorizer.decide_now(connection.roles, (access,))
         if allowed is not None:
             return allowed
         try:
-            return await self._authorizer.decide(connection.roles, (access,))
+            return await self.authorizer.decide(connection.roles, (access,))
         except MagnetarError as error:
             # The client connects again, and is asked anew.
             log.warning("access_not_checked_again", remote=connection.remote, error=str(error))
@@ -219,12 +217,8 @@ class AccessGuard:
         It does get all else again.
         """
         self.withdrawn += 1
-        audit.warning(
-            "access_withdrawn",
-            role=" for ".join(connection.roles) or None,
-            remote=connection.remote,
-            access=[described(access)],
-            allowed=False,
+        audit.denied(
+            "access_withdrawn", connection.roles, connection.remote, access=[described(access)]
         )
         connection.close(WITHDRAWN)
 

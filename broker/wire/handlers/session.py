@@ -1,12 +1,11 @@
 """CONNECT, PING, PONG."""
 
 from collections.abc import Awaitable, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from broker.placement import BrokerAddress
 from broker.wire import forwarding
 from broker.wire.connection import Connection, ConnectionState, Handler, ProtocolViolation
-from broker.wire.login import AuthenticationFailed, Login
 from broker.wire.services import BrokerServices
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
 from magnetar.protocol.pulsar_pb2 import (
@@ -16,7 +15,10 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandPong,
     FeatureFlags,
 )
-from magnetar.protocol.server_error import PeerError, ServerError
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+
+if TYPE_CHECKING:
+    from broker.wire.login import Login
 
 PROTOCOL_VERSION = 21
 
@@ -55,7 +57,7 @@ def connect(
     )
 
 
-async def _log_in(connection: Connection, request: CommandConnect, login: Login) -> None:
+async def _log_in(connection: Connection, request: CommandConnect, login: "Login") -> None:
     await login.log_in(request)
     work = None if connection.closing else _serve_client(connection, request)
     if work is not None:
@@ -111,7 +113,9 @@ async def auth_response(connection: Connection, command: BaseCommand, entry: byt
         raise ProtocolViolation("AUTH_RESPONSE came without a challenge: wait for one.")
     try:
         await connection.login.refresh(command.auth_response)
-    except AuthenticationFailed as error:
+    except ProtocolViolation:
+        raise
+    except MagnetarError as error:
         connection.reply_error(UNSOLICITED_REQUEST_ID, error)
         connection.close(str(error))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from config.bounds import PASSWORD_FILE_BYTES, TLS_RELOAD_FILE_BYTES
 from config.settings import SETTINGS_OF_PROVIDERS, ConfigurationError, Settings
+from security.audit import AuditLog
 from security.authenticator import Authenticator
 from security.errors import InvalidSecret
 from security.failed_logins import FailedLogins
@@ -32,6 +33,7 @@ def make_authenticator(
     *,
     now_s: Callable[[], float] = time.time,
     monotonic_s: Callable[[], float] = time.monotonic,
+    audit: AuditLog | None = None,
 ) -> Authenticator:
     """Make the authenticator of the settings, and load its files.
 
@@ -54,6 +56,7 @@ def make_authenticator(
         [each.provider for each in made],
         failed_logins=failed_logins,
         now_s=now_s,
+        audit=audit,
         anonymous_role=_role("anonymous_role", settings.anonymous_role)
         if settings.anonymous_role
         else None,
@@ -142,7 +145,7 @@ def _make_basic(
         return parse_password_file(content, f"basic_auth_file {path}")
 
     files = LoadedFiles("basic_auth_file", (path,), lambda: provider.use(read()))
-    provider = BasicProvider(read(), may_check=failed_logins.may_check, now_s=monotonic_s)
+    provider = BasicProvider(read(), failed_logins=failed_logins, now_s=monotonic_s)
     return _MadeProvider(provider, (files,), (provider.close,))
 
 

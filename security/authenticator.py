@@ -20,6 +20,7 @@ P6. Brokers of this cluster may name a client, or none: one that shows a certifi
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -27,6 +28,7 @@ from typing import Final
 import structlog
 
 from config.bounds import EXPIRING_TOKEN_MINUTES
+from security.audit import AuditLog
 from security.errors import CredentialsRefused, Refusal
 from security.failed_logins import FailedLogins
 from security.identity import (
@@ -111,6 +113,7 @@ class Authenticator:
         *,
         failed_logins: FailedLogins,
         now_s: Callable[[], float],
+        audit: AuditLog | None = None,
         anonymous_role: Role | None = None,
         proxy_roles: frozenset[Role] = frozenset(),
         authenticate_original_client: bool = False,
@@ -128,6 +131,8 @@ class Authenticator:
         self._sleep = sleep
         self.counters = AuthenticationCounters()
         self.failed_logins = failed_logins
+        self.audit = AuditLog(time.monotonic) if audit is None else audit
+        """The audit log of the broker."""
         self.files = tuple(files)
         """Files to be loaded again when they have changed."""
 
@@ -256,18 +261,15 @@ class Authenticator:
             try:
                 identity = await provider.authenticate(credentials)
             except CredentialsRefused as error:
-                refusals.append((provider, error))
+                # With its traceback it would refer to this frame, and stay until a garbage
+                # collection, together with the connection and what that has sent.
+                refusals.append((provider, error.with_traceback(None)))
             else:
                 self.counters.succeeded(provider.name, identity, self._now_s())
                 return identity
         for provider, refusal in refusals:
             self.counters.failed(provider.name, provider.method, refusal)
-        if len(refusals) == 1:
-            raise refusals[0][1]
-        # An expired token is for one of the providers; the other one just does not know its key.
-        _, shown = next((each for each in refusals if each[1].expired), refusals[-1])
-        details = "; ".join(f"{provider.name}: {refusal}" for provider, refusal in refusals)
-        raise CredentialsRefused(shown.reason, details, expired=shown.expired)
+        raise _joined(refusals)
 
     def _anonymous(self, credentials: Credentials) -> Identity:
         without = credentials.method in ANONYMOUS_METHODS and not credentials.data
@@ -285,18 +287,31 @@ class Authenticator:
             )
         )
         self.counters.failed(ANONYMOUS, Method.NONE, refused)
-        raise refused
+        try:
+            raise refused
+        finally:
+            # The error refers to this frame: with the name both would stay until a collection.
+            del refused
 
     async def _hold_back(self, method: str, address: str, error: CredentialsRefused) -> None:
-        answer = self.failed_logins.failed(address)
+        answer = self.failed_logins.failed(address, password=method == Method.BASIC)
         if answer.not_logged_before is not None:
-            log.warning(
-                "login_failed",
+            self.audit.failed_login(
+                address,
                 # Any other name is a text of the peer.
                 method=method if method in set(Method) else "other",
-                address=address,
                 reason=error.reason,
                 detail=str(error),
                 failures_not_logged_before=answer.not_logged_before,
             )
         await self._sleep(answer.delay_s)
+
+
+def _joined(refusals: Sequence[tuple[Provider, CredentialsRefused]]) -> CredentialsRefused:
+    """The error of the refusals of all providers of a method."""
+    # An expired token is for one of the providers; the other one just does not know its key.
+    _, shown = next((each for each in refusals if each[1].expired), refusals[-1])
+    details = str(shown)
+    if len(refusals) > 1:
+        details = "; ".join(f"{provider.name}: {refusal}" for provider, refusal in refusals)
+    return CredentialsRefused(shown.reason, details, expired=shown.expired)

@@ -1,8 +1,9 @@
 """The provider of names and passwords: the method `basic`.
 
-Checks of passwords are slow on purpose.  So they run on threads, BASIC_CHECKS_AT_ONCE of them, and
-a login that was valid is remembered for a while, by a keyed hash: after a restart of the broker all
-connections of one user cost one check, and so do the requests of a tool over REST.
+Checks of passwords are slow on purpose.  So they run on threads, BASIC_CHECKS_AT_ONCE of them, for
+which the addresses of clients take turns.  A login that was valid is remembered for a while, by a
+keyed hash: after a restart of the broker all connections of one user cost one check, and so do the
+requests of a tool over REST.
 """
 
 import asyncio
@@ -19,18 +20,21 @@ from config.bounds import (
     BASIC_REMEMBERED_LOGINS,
     BASIC_REMEMBERED_S,
 )
+from security.addresses import address_key
 from security.errors import CredentialsRefused, Refusal
+from security.failed_logins import FailedLogins
 from security.identity import Identity, Method, Role
 from security.password_file import PasswordFile
 from security.providers import Credentials
+from security.turns import TooManyWait, Turns
 
 
 class BasicProvider:
     """Checks `user:password` against a password file.
 
-    `may_check` is called with the address of the client just before a password is checked; if it is
-    false, the password is refused without a check.  `now_s` is a monotonic clock in seconds.  Close
-    it in the end.
+    `failed_logins` has the wrong passwords of each address: they decide whether a password is
+    checked, and which address is next.
+    `now_s` is a monotonic clock in seconds.  Close it in the end.
     """
 
     name: Final = "basic"
@@ -40,20 +44,17 @@ class BasicProvider:
         self,
         passwords: PasswordFile,
         *,
-        may_check: Callable[[str], bool],
+        failed_logins: FailedLogins,
         now_s: Callable[[], float],
         most_waiting: int = BASIC_CHECKS_WAITING,
         most_remembered: int = BASIC_REMEMBERED_LOGINS,
     ) -> None:
-        self._may_check = may_check
+        self._failed_logins = failed_logins
         self._now_s = now_s
-        self._most_waiting = most_waiting
         self._most_remembered = most_remembered
         # One value: another thread replaces both at once.
         self._current = passwords, _RememberedLogins(now_s, most_remembered)
-        self._turns = asyncio.Semaphore(BASIC_CHECKS_AT_ONCE)
-        self._waiting = 0
-        # A pool of its own: a check whose client has left goes on to its end, and holds its thread.
+        self._turns = Turns(BASIC_CHECKS_AT_ONCE, most_waiting, failed_logins.wrong_passwords)
         self._threads = ThreadPoolExecutor(BASIC_CHECKS_AT_ONCE, "password-check")
 
     def use(self, passwords: PasswordFile) -> None:
@@ -72,33 +73,65 @@ class BasicProvider:
         _, remembered = self._current
         if (role := remembered.role_of(credentials.data)) is not None:
             return Identity(role, self.method)
-        if self._waiting >= self._most_waiting:
-            raise CredentialsRefused(Refusal.TIMED_OUT, "Too many passwords wait to be checked.")
-        self._waiting += 1
+        self._refuse_after_failures(credentials.address)
         try:
-            async with self._turns:
-                role = await self._check(credentials, user, password)
-        finally:
-            self._waiting -= 1
-        return Identity(role, self.method)
+            await self._turns.take(address_key(credentials.address))
+        except TooManyWait as error:
+            raise CredentialsRefused(
+                Refusal.TIMED_OUT, "Too many passwords wait to be checked."
+            ) from error
+        return Identity(await self._check(credentials, user, password), self.method)
 
     async def close(self) -> None:
         """Drop the checks that wait; those that run end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _check(self, credentials: Credentials, user: str, password: bytes) -> Role:
+        """Check a password, and end the turn of its login."""
         passwords, remembered = self._current
-        # While this login waited for its turn, another one of the same user may have been valid.
-        if (role := remembered.role_of(credentials.data)) is not None:
-            return role
-        if not self._may_check(credentials.address):
+        address = credentials.address
+        try:
+            # While this login waited for its turn, others of its user may have been valid, and
+            # others of its address may have failed.
+            if (role := remembered.role_of(credentials.data)) is not None:
+                self._turns.give_back()
+                return role
+            self._refuse_after_failures(address)
+            loop = asyncio.get_running_loop()
+            check = loop.run_in_executor(self._threads, passwords.check, user, password)
+        except BaseException:
+            self._turns.give_back()
+            raise
+
+        def end(done: "asyncio.Future[Role]") -> None:
+            if _succeeded(done):
+                remembered.add(credentials.data, done.result())
+            self._turns.give_back()
+
+        # The check goes on to its end even if its client has left, and holds its thread until then.
+        check.add_done_callback(end)
+        try:
+            return await asyncio.shield(check)
+        except asyncio.CancelledError:
+            # It counts if it fails: else a client could leave before each answer and guess forever.
+            check.add_done_callback(
+                lambda done: _succeeded(done) or self._failed_logins.failed(address)
+            )
+            raise
+        finally:
+            # The error of a check refers to this frame.  If the frame referred to the check, both
+            # would stay in memory until a garbage collection.
+            del check
+
+    def _refuse_after_failures(self, address: str) -> None:
+        if not self._failed_logins.may_check(address):
             raise CredentialsRefused(
                 Refusal.TOO_MANY_FAILURES, "Too many logins from this address failed before."
             )
-        loop = asyncio.get_running_loop()
-        role = await loop.run_in_executor(self._threads, passwords.check, user, password)
-        remembered.add(credentials.data, role)
-        return role
+
+
+def _succeeded(check: "asyncio.Future[Role]") -> bool:
+    return not check.cancelled() and check.exception() is None
 
 
 def _split(data: bytes) -> tuple[str, bytes]:

@@ -1,19 +1,20 @@
 """Failed logins by address: delays of their answers, and how many are checked.  Pure.
 
 Each address has a bucket of FAILED_LOGIN_BURST tokens that fills by FAILED_LOGINS_PER_S.  A
-failed login takes one.  The emptier the bucket, the longer the answer is held back; while it is
-empty, passwords from the address are refused unchecked.  Tokens and certificates are checked all
-the same: they cannot be guessed, and a valid one behind the address of a broken client must work.
+failed login takes one.  The emptier the bucket, the longer the answer is held back.
+
+Another bucket, of the same size, loses one with each failed login by password; while it is empty,
+passwords from the address are refused unchecked.  Tokens and certificates are checked all the same
+and do not count there: they cannot be guessed, and the valid credentials of others behind the
+address of a client whose token has expired must work.
 
 An address of IPv6 counts as its network of 64 bits, because a machine may have all addresses of
 one.  The table is bounded; the address with the oldest failure leaves it first.
 """
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from config.bounds import (
     FAILED_LOGIN_ADDRESSES,
@@ -24,8 +25,7 @@ from config.bounds import (
     FAILED_LOGINS_PER_S,
 )
 from config.log_limit import LogLimit
-
-_OTHER_ADDRESS_CHARACTERS: Final = 64
+from security.addresses import address_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,24 @@ class FailedLogins:
     def may_check(self, address: str) -> bool:
         """Whether a password from this address is to be checked."""
         bucket = self._buckets.get(address_key(address))
-        if bucket is None or bucket.fill(self._now_s()) >= 1:
+        if bucket is None:
+            return True
+        bucket.fill(self._now_s())
+        if bucket.password_tokens >= 1:
             return True
         self.unchecked += 1
         return False
 
-    def failed(self, address: str) -> FailedLogin:
-        """Count a failed login, and say how to answer it."""
+    def wrong_passwords(self, address: str) -> int:
+        """How many wrong passwords of this address count now: 0 to FAILED_LOGIN_BURST."""
+        bucket = self._buckets.get(address_key(address))
+        if bucket is None:
+            return 0
+        bucket.fill(self._now_s())
+        return FAILED_LOGIN_BURST - int(bucket.password_tokens)
+
+    def failed(self, address: str, *, password: bool = True) -> FailedLogin:
+        """Count a failed login, by password or not, and say how to answer it."""
         now_s = self._now_s()
         key = address_key(address)
         bucket = self._buckets.get(key)
@@ -77,17 +88,19 @@ class FailedLogins:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(key)
         self.count += 1
-        used = 1 - bucket.take(now_s) / FAILED_LOGIN_BURST
+        used = 1 - bucket.take(now_s, password=password) / FAILED_LOGIN_BURST
         longest_more_s = FAILED_LOGIN_DELAY_MAX_S - FAILED_LOGIN_DELAY_MIN_S
         delay_s = FAILED_LOGIN_DELAY_MIN_S + longest_more_s * used
         return FailedLogin(delay_s, bucket.log_limit.take())
 
 
 class _Bucket:
-    __slots__ = ("_at_s", "_tokens", "log_limit")
+    __slots__ = ("_at_s", "_tokens", "log_limit", "password_tokens")
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._tokens = float(FAILED_LOGIN_BURST)
+        self.password_tokens = self._tokens
+        """The tokens of the bucket for passwords, at the last call of `fill`."""
         self._at_s = now_s()
         self.log_limit = LogLimit(FAILED_LOGIN_LOGS_PER_S, now_s)
 
@@ -95,28 +108,15 @@ class _Bucket:
         """Add the tokens of the time since the last call; return how many there are."""
         more = (now_s - self._at_s) * FAILED_LOGINS_PER_S
         self._tokens = min(float(FAILED_LOGIN_BURST), self._tokens + more)
+        self.password_tokens = min(float(FAILED_LOGIN_BURST), self.password_tokens + more)
         self._at_s = now_s
         return self._tokens
 
-    def take(self, now_s: float) -> float:
+    def take(self, now_s: float, *, password: bool) -> float:
         """Take a token, if there is a whole one; return how many there were."""
         tokens = self.fill(now_s)
         if tokens >= 1:
             self._tokens -= 1
+        if password and self.password_tokens >= 1:
+            self.password_tokens -= 1
         return tokens
-
-
-def address_key(address: str) -> str:
-    """Return the key under which failures of an address are counted.
-
-    IPv4 in IPv6 counts as IPv4.  A text that is no IP address counts as itself.
-    """
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address[:_OTHER_ADDRESS_CHARACTERS]
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)))

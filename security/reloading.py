@@ -40,6 +40,8 @@ class Reloader:
         self._interval_s = interval_s
         self._parts: list[Reloadable] = []
         self._failures: dict[str, int] = {}
+        self._unusable: set[str] = set()
+        """Parts whose files could not be loaded at the last check."""
         self._due = asyncio.Event()
         self._tasks = BackgroundTasks(log)
 
@@ -82,13 +84,17 @@ class Reloader:
             await self.check()
 
     async def check(self) -> None:
-        """Load what has changed.  Failures are counted and logged."""
+        """Load what has changed.  Failures are counted and logged, and so is their end."""
         for each in self._parts:
             try:
                 changed = await asyncio.to_thread(each.reload)
             except (OperatorError, InvalidSecret) as error:
                 self._failures[each.part] += 1
+                self._unusable.add(each.part)
                 log.error("security_files_unusable", part=each.part, error=str(error))
             else:
                 if changed:
                     log.info("security_files_loaded", part=each.part)
+                elif each.part in self._unusable:
+                    log.info("security_files_usable_again", part=each.part)
+                self._unusable.discard(each.part)

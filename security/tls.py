@@ -8,9 +8,10 @@ only ever gain authorities.
 
 import hashlib
 import ssl
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from config.bounds import TLS_RELOAD_FILE_BYTES
 from config.settings import Settings
@@ -41,8 +42,7 @@ class ServerTls:
         self._digest = b""
         self.current: ssl.SSLContext
         """The context of the next connection."""
-        self.expires_at_s = 0.0
-        """When the first certificate of the broker's chain expires, in seconds since 1970."""
+        self._validity = _NEVER
         self.reload()
 
     def reload(self) -> bool:
@@ -71,9 +71,16 @@ class ServerTls:
         if verifies:
             _trust(context, "tls_trust_certs_file", settings.tls_trust_certs_file, trusted)
         context.verify_mode = _VERIFY_MODES[settings.tls_client_certificates]
-        expires_at_s = _expiry_of(certificate, settings.tls_certificate_file)
-        self.current, self.expires_at_s, self._digest = context, expires_at_s, digest
+        self._validity = _newer_validity(
+            ("tls_certificate_file", settings.tls_certificate_file), certificate, self._validity
+        )
+        self.current, self._digest = context, digest
         return True
+
+    @property
+    def expires_at_s(self) -> float:
+        """When the first certificate of the broker's chain expires, in seconds since 1970."""
+        return self._validity.ends_s
 
 
 class PeerTls:
@@ -85,6 +92,7 @@ class PeerTls:
         """Load the files.  Raises `UnusableCertificate`."""
         self._settings = settings
         self._digest = b""
+        self._validity = _NEVER
         self._context: ssl.SSLContext | None = None
         own = settings.broker_client_trust_certs_file
         self._trust_file = own or settings.tls_trust_certs_file
@@ -122,8 +130,11 @@ class PeerTls:
         digest = _digest_of(*contents)
         if digest == self._digest:
             return False
-        self._context = self._make_context(contents[0])
-        self._digest = digest
+        context = self._make_context(contents[0])
+        if settings.broker_client_certificate_file is not None:
+            named = "broker_client_certificate_file", settings.broker_client_certificate_file
+            self._validity = _newer_validity(named, contents[-2], self._validity)
+        self._context, self._digest = context, digest
         return True
 
     def _make_context(self, trusted: bytes) -> ssl.SSLContext:
@@ -199,17 +210,45 @@ def _set_ciphers(context: ssl.SSLContext, ciphers: str) -> None:
         ) from error
 
 
-def _expiry_of(pem: bytes, path: Path | None) -> float:
+class _Validity(NamedTuple):
+    """The time in which all certificates of a chain are valid, in seconds since 1970."""
+
+    begins_s: float
+    ends_s: float
+
+    @property
+    def is_now(self) -> bool:
+        return self.begins_s <= time.time() <= self.ends_s
+
+
+_NEVER: Final = _Validity(0.0, 0.0)
+
+
+def _newer_validity(named: "_Named", pem: bytes, before: _Validity) -> _Validity:
+    """Return the validity of a new chain.
+
+    Raises `UnusableCertificate` if the chain cannot be read, or is not valid now while the earlier
+    one is.
+    """
     # Only brokers with TLS load it.
     from cryptography import x509  # noqa: PLC0415
 
+    setting, path = named
     try:
         chain: Sequence[x509.Certificate] = x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise UnusableCertificate(
-            f"tls_certificate_file {path} cannot be used ({error}): name a PEM file."
+            f"{setting} {path} cannot be used ({error}): name a PEM file."
         ) from error
-    return min(each.not_valid_after_utc.timestamp() for each in chain)
+    begins = max(each.not_valid_before_utc for each in chain)
+    ends = min(each.not_valid_after_utc for each in chain)
+    validity = _Validity(begins.timestamp(), ends.timestamp())
+    if before.is_now and not validity.is_now:
+        raise UnusableCertificate(
+            f"{setting} {path} is valid from {begins} to {ends} only, so the earlier certificate "
+            "stays in use: replace it by one that is valid, or check the clock."
+        )
+    return validity
 
 
 def _reason_of(error: Exception) -> str:

@@ -1,5 +1,7 @@
 """`python -m bench.beside`: the broker of a commit beside the broker of this work tree.
 
+With `--security`: the broker of this work tree without security beside the same with it.
+
 Rules: both run the same way, each its own code.  Each broker that ends by itself tells what it ran;
 those of `start` are killed, and run in the same environment.  Pairs alternate (A B, B A, ...), each
 broker on an empty directory; a ratio is of two brokers that ran one right after the other, work
@@ -16,7 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +38,7 @@ from bench.beside.checkouts import (
     put_commit,
     put_work_tree,
 )
-from bench.beside.comparison import lines, table_of
+from bench.beside.comparison import Figures, lines, ratio, table_of
 from bench.beside.environments import (
     TOLD,
     Environment,
@@ -58,6 +60,7 @@ from bench.beside.measuring import (
     take_rounds,
 )
 from bench.measures import create_topic, first_served
+from bench.secured import SECURITY_KINDS, SecuredProcess, SecurityKind, TlsPeer
 from tests.java import stock_driver
 from tests.java.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.java.peer_process import resolve_jars
@@ -67,7 +70,9 @@ OUTPUT: Final = BENCH_OUTPUT.with_name("beside.json")
 ENVIRONMENTS: Final = OUTPUT.with_name("environments")
 RUN_PREFIX: Final = "beside-"
 THIS: Final = "this"
+PLAIN: Final = "plain"
 PEER: Final = "peer"
+PEER_TLS: Final = "peer with TLS"
 PAIRS: Final = 5
 QUICK_PAIRS: Final = 2
 COLD: Final = (
@@ -96,7 +101,7 @@ def chosen_measures(text: str) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the options."""
     everything = list(MEASURES)
-    two, three = (expected_minutes(everything, PAIRS, with_peer=each) for each in (False, True))
+    two, three = (expected_minutes(everything, PAIRS, peers=each) for each in (0, 1))
     made = argparse.ArgumentParser(
         prog="python -m bench.beside",
         description=__doc__,
@@ -104,8 +109,17 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--rev", default="HEAD~1", help="the commit beside this tree, or HEAD~1")
+    made.add_argument(
+        "--security",
+        choices=SECURITY_KINDS,
+        help="this tree with TLS, or with tokens and authorization, beside itself without",
+    )
     made.add_argument("--pairs", type=int, help=f"{PAIRS} unless told, {QUICK_PAIRS} when quick")
-    made.add_argument("--peer", action="store_true", help="Apache Pulsar in each round, too")
+    made.add_argument(
+        "--peer",
+        action="store_true",
+        help="Apache Pulsar in each round, too; with `--security tls` without TLS and with it",
+    )
     made.add_argument(
         "--measure",
         type=chosen_measures,
@@ -118,17 +132,25 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def magnetar_side(checkout: Checkout, environment: Environment) -> Side:
+def magnetar_side(
+    checkout: Checkout,
+    environment: Environment,
+    name: str | None = None,
+    security: SecurityKind | None = None,
+) -> Side:
     """Make the side whose brokers run a checkout, and must have run its code."""
     project = packages(checkout.directory) | packages(ROOT)
 
     def make(directory: Path) -> BrokerUnderTest:
-        return MagnetarProcess(directory, code=environment.code_telling(directory))
+        code = environment.code_telling(directory)
+        if security is not None:
+            return SecuredProcess(directory, security, code)
+        return MagnetarProcess(directory, code=code)
 
     def check(directory: Path) -> None:
         must_have_run(checkout.directory, directory / TOLD, project)
 
-    return Side(checkout.name, make, check)
+    return Side(name or checkout.name, make, check)
 
 
 def first_run(side: Side, directory: Path) -> set[str]:
@@ -136,7 +158,7 @@ def first_run(side: Side, directory: Path) -> set[str]:
     place = Path(tempfile.mkdtemp(prefix="first-", dir=directory))
     broker = side.make(place)
     with running(broker):
-        asyncio.run(first_served(broker.url))
+        asyncio.run(first_served(broker))
         create_topic(broker, "first")
     side.check(place)
     return {name.partition(".")[0] for name in told(place / TOLD)} & packages(ROOT)
@@ -181,9 +203,46 @@ def prepared(revision: str, directory: Path, *, with_peer: bool) -> Ground:
     if digests[0] == digests[1]:
         ground.notes.append("Both brokers are the same code: whatever differs is noise.")
     if with_peer:
-        ground.sides[PEER] = Side(PEER, peer)
-        ground.header.append(f"{PEER}: Apache Pulsar 5.0.0-M1")
-        ground.notes.append(COLD)
+        add_peer(ground)
+    return ground
+
+
+def add_peer(ground: Ground) -> None:
+    """Add Apache Pulsar without security."""
+    ground.sides[PEER] = Side(PEER, peer)
+    ground.header.append(f"{PEER}: Apache Pulsar 5.0.0-M1")
+    ground.notes.append(COLD)
+
+
+def tls_peer(directory: Path) -> BrokerUnderTest:
+    """Make a peer with TLS and without data."""
+    process = TlsPeer(directory)
+    process.wipe()
+    return process
+
+
+def prepared_with_security(security: SecurityKind, directory: Path, *, with_peer: bool) -> Ground:
+    """Put the work tree in place, and run it once in each form."""
+    shutil.rmtree(ENVIRONMENTS, ignore_errors=True)
+    checkout = put_work_tree()
+    say(f"preparing {checkout.name}")
+    environment = environment_of(checkout.directory, ENVIRONMENTS / checkout.name)
+    ground = Ground({}, [f"{THIS}: {checkout.described}, with {security}"], [], {})
+    for side in (
+        magnetar_side(checkout, environment, PLAIN),
+        magnetar_side(checkout, environment, THIS, security),
+    ):
+        first_run(side, directory)
+        ground.sides[side.name] = side
+        ground.commits[side.name] = {
+            "commit": checkout.commit,
+            "title": checkout.title,
+            "uncommitted": checkout.changed,
+            "security": security if side.name == THIS else None,
+        }
+    if with_peer:
+        add_peer(ground)
+        ground.sides[PEER_TLS] = Side(PEER_TLS, tls_peer)
     return ground
 
 
@@ -205,6 +264,16 @@ def alone() -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
+def peer_ratios(rounds: Sequence[Figures]) -> list[str]:
+    """Make a line for each figure that was taken of Apache Pulsar with TLS and without."""
+    found = [(row, ratio(row, rounds, PEER_TLS, PEER)) for row in ROWS]
+    return [
+        f"{PEER_TLS} by {PEER}, {row.label.strip()}: {each.spread.text(3)}"
+        for row, each in found
+        if each is not None
+    ]
+
+
 def tell(ground: Ground, taken: Taken, where: dict[str, object], output: Path) -> None:
     """Print the table and its notes, and write all of it as JSON."""
     figures = [each.figures for each in taken.rounds]
@@ -213,6 +282,8 @@ def tell(ground: Ground, taken: Taken, where: dict[str, object], output: Path) -
     width = WIDTH + WIDTH_OF_SIDE * len(ground.sides)
     console = Console(width=max(Console().width, width))
     console.print(table_of(found, list(ground.sides), THIS, title))
+    if PEER_TLS in ground.sides:
+        ground.notes += peer_ratios(figures)
     for line in (*ground.header, *ground.notes, *taken.notes):
         console.print(line, markup=False, highlight=False)
     document = {
@@ -231,10 +302,14 @@ def compare(options: argparse.Namespace, where: dict[str, object]) -> int:
     """Prepare, measure and print.  An interrupted run prints the figures that it has."""
     pairs = options.pairs or (QUICK_PAIRS if options.quick else PAIRS)
     with alone() as directory:
-        ground = prepared(options.rev, directory, with_peer=options.peer)
+        if options.security is None:
+            ground = prepared(options.rev, directory, with_peer=options.peer)
+        else:
+            ground = prepared_with_security(options.security, directory, with_peer=options.peer)
         warning = load_warning(float(str(where["load_before"])))
         ground.notes += [] if warning is None else [warning]
-        minutes = expected_minutes(options.measure, pairs, with_peer=options.peer)
+        peers = len(ground.sides) - 2
+        minutes = expected_minutes(options.measure, pairs, peers=peers)
         for line in (*ground.header, *ground.notes):
             say(line)
         if not options.quick:
@@ -255,6 +330,9 @@ def compare(options: argparse.Namespace, where: dict[str, object]) -> int:
 
 def main() -> int:
     options = parser().parse_args()
+    if options.peer and options.security == "authorization":
+        print("bench: --peer goes with --security tls, or without --security", file=sys.stderr)
+        return 2
     java = options.peer or any(MEASURES[name].java for name in options.measure)
     missing = stock_driver.missing_tools() if java else None
     if missing:

@@ -25,6 +25,7 @@ from bench.measures import (
     Results,
     awaited_sends,
     batched_sends,
+    connects,
     idle_memory,
     raw_sends,
     single_sends,
@@ -50,6 +51,7 @@ DEFAULT: Final = Effort(
     sends=1_000,
     raw_s=3.0,
     raw_warmup_s=2.0,
+    connects=500,
     transactions_s=4,
     case_timeout_s=180,
 )
@@ -99,7 +101,7 @@ def with_driver(take: WithDriver) -> Take:
     """Measure on a started broker, with a official client of its own."""
 
     def taken(broker: BrokerUnderTest, effort: Effort) -> Results:
-        driver = StockDriver(heap="1g")
+        driver = StockDriver(heap="1g", optimized=True)
         try:
             return take(broker, driver, effort)
         finally:
@@ -139,6 +141,8 @@ def _sends(form: str, label: str) -> tuple[Row, ...]:
     return (
         Row(f"{form}_messages_per_s", label, "messages/s"),
         _processor(f"{form}_processor_ms", "1,000"),
+        # Clients and broker share the machine, so a costlier client slows both.
+        Row(f"{form}_client_processor_ms", "  client's processor time", "ms/1,000", 2),
     )
 
 
@@ -187,6 +191,15 @@ MEASURES: Final[Mapping[str, Measure]] = {
         _transactions("single", "10 sends single, 4 segments"),
         18,
     ),
+    "connect": Measure(
+        on_broker(connects),
+        (
+            Row("connect_p50_us", "new connection, p50", "us"),
+            _processor("connect_processor_ms", "1,000"),
+        ),
+        4,
+        java=False,
+    ),
     "memory": Measure(
         with_driver(memory),
         (
@@ -216,11 +229,11 @@ class Taken:
     notes: list[str] = field(default_factory=list)
 
 
-def expected_minutes(measures: Sequence[str], pairs: int, *, with_peer: bool) -> int:
+def expected_minutes(measures: Sequence[str], pairs: int, *, peers: int) -> int:
     """Estimate how long a run takes on two processors, at the default effort."""
     both = 2 * sum(MEASURES[name].seconds for name in measures)
-    peer = sum(MEASURES[name].seconds + PEER_START_S for name in measures) if with_peer else 0
-    return math.ceil((both + peer) * pairs / 60)
+    each_peer = sum(MEASURES[name].seconds + PEER_START_S for name in measures)
+    return math.ceil((both + peers * each_peer) * pairs / 60)
 
 
 def load_warning(load: float) -> str | None:

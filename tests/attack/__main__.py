@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,15 +21,17 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.processes import resident_mib
-from tests.attack.attacks import ATTACKS, Attack, Target
+from tests.attack.attacks import ATTACKS
 from tests.attack.probe import Probe
-from tests.support.authority import Authority, server_settings
+from tests.attack.secured_attacks import grant, issue_certificates
+from tests.attack.target import Attack, Target
 from tests.support.broker_process import ROOT, BrokerProcess
-from tests.support.child_process import free_port
+from tests.support.security import APP_ROLE, Security
 
 SETTLES_S: Final = 2.0
 """The probe alone, before an attack."""
 MEMORY_BACK_S: Final = 30.0
+AFTER_FIRST_ROUND_S: Final = 10.0
 MEMORY_RATIO: Final = 1.2
 PROBE_P99_S: Final = 0.25
 STOP_S: Final = 5.0
@@ -50,6 +53,8 @@ class Outcome:
     log_bytes: int
     missing: int
     stop_s: float
+    found: Sequence[str] = ()
+    """What the attack itself says that the broker should not have done."""
 
     def broken(self) -> list[str]:
         """The bounds that it broke, in words."""
@@ -64,29 +69,35 @@ class Outcome:
             (not self.missing, "acknowledged messages missing"),
             (self.stop_s < STOP_S, f"SIGTERM took {STOP_S:.0f} s or more"),
         )
-        return [text for holds, text in checks if not holds]
+        return [text for holds, text in checks if not holds] + [*self.found]
 
 
-async def undergo(name: str, attack: Attack, directory: Path) -> Outcome:
-    """Run one attack on a new broker."""
-    settings = {"log_level": "info", **attack.settings}
-    port_tls, authority = 0, ""
-    if attack.tls:
-        issuer = Authority(directory / "authority")
-        port_tls, authority = free_port(), str(issuer.chain)
-        settings |= server_settings(issuer.issue("broker"))
-        settings |= {"port_tls": port_tls, "http_port_tls": free_port()}
-    broker = BrokerProcess(directory, settings)
+async def undergo(name: str, attack: Attack, directory: Path, share: float = 1.0) -> Outcome:
+    """Run one attack, or a share of it, on a new broker."""
+    security = Security(directory / "security") if attack.secured else None
+    broker = BrokerProcess(directory, {"log_level": "info", **attack.settings}, security=security)
     try:
         await broker.start()
-        target = Target(broker.port, broker.http_port, port_tls, authority)
+        files = str(security.directory) if security else ""
+        target = Target(broker.port, broker.http_port, broker.pid, files, share)
+        if security:
+            issue_certificates(security)
+            await grant(target, APP_ROLE)
         await attack.prepare(target)
-        probe = Probe(broker.port)
+        if attack.twice:
+            await run_in_a_process(name, target, directory / "findings")
+            target = replace(target, round=1)
+            await asyncio.sleep(AFTER_FIRST_ROUND_S)
+        probe = Probe(broker)
         await probe.start()
         await asyncio.sleep(SETTLES_S)
         before, logged = resident_mib(broker.pid), broker.log_path.stat().st_size
         probe.latencies_s.clear()
-        await run_in_a_process(name, target)
+        over = asyncio.Event()
+        beside = asyncio.create_task(attack.beside(target, over)) if attack.beside else None
+        found = [*await run_in_a_process(name, target, directory / "findings")]
+        over.set()
+        found += await beside if beside else []
         after = await memory_at_rest(broker.pid, before)
         await probe.stop()
         log_bytes = broker.log_path.stat().st_size - logged
@@ -106,23 +117,29 @@ async def undergo(name: str, attack: Attack, directory: Path) -> Outcome:
             log_bytes,
             len(missing),
             stop_s,
+            found,
         )
     finally:
         broker.kill()
 
 
-async def run_in_a_process(name: str, target: Target) -> None:
-    """Run the attack beside this process; what takes too long is ended."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.attack.attacks", name, *target.words, cwd=ROOT
-    )
+async def run_in_a_process(name: str, target: Target, findings: Path) -> Sequence[str]:
+    """Run the attack beside this process; what takes too long is ended.
+
+    Returns what it found, in words.
+    """
+    words = ("-m", "tests.attack.attacks", name, target.words, str(findings))
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=ROOT)
     try:
         async with asyncio.timeout(ATTACK_TIMEOUT_S):
-            await process.wait()
+            status = await process.wait()
     except TimeoutError:
-        print(f"{name}: ended after {ATTACK_TIMEOUT_S:.0f} s", file=sys.stderr)
         process.kill()
         await process.wait()
+        return [f"the attack did not end within {ATTACK_TIMEOUT_S:.0f} s"]
+    if status:
+        return [f"the attack failed with status {status}"]
+    return findings.read_text().splitlines()
 
 
 async def memory_at_rest(pid: int, before: float) -> float:

@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import Final
 
 from magnetar.protocol import pulsar_pb2 as pb
-from tests.support.child_process import HOST
+from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import RawClient
 from tests.support.raw_handles import RawProducer
+from tests.support.security import APP_ROLE
 
 Kind = pb.BaseCommand
 TOPIC: Final = "persistent://public/default/probe"
@@ -28,8 +29,8 @@ class Probe:
     payloads with a receipt, those of a transaction once its commit was answered.
     """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
         self.latencies_s: list[float] = []
         self.acknowledged: set[bytes] = set()
         self._sent = 0
@@ -40,7 +41,7 @@ class Probe:
 
     async def start(self) -> None:
         """Connect, and begin to send."""
-        self._client = await RawClient.open(HOST, self._port, timeout_s=ANSWER_TIMEOUT_S)
+        self._client = await self._connect()
         self._producer = await self._client.create_producer(TOPIC)
         self._tasks = [
             asyncio.create_task(self._send_messages()),
@@ -65,8 +66,16 @@ class Probe:
             await self._read_back(missing)
         return missing
 
+    async def _connect(self) -> RawClient:
+        """Connect; a broker with security gets a token over TLS."""
+        security = self._broker.security
+        connect = None if security is None else security.connect(APP_ROLE)
+        client = await self._broker.connect(connect)
+        client.timeout_s = ANSWER_TIMEOUT_S
+        return client
+
     async def _read_back(self, missing: set[bytes]) -> None:
-        client = await RawClient.open(HOST, self._port, timeout_s=ANSWER_TIMEOUT_S)
+        client = await self._connect()
         options = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
         consumer = await client.subscribe(TOPIC, "read-back", options, permits=READ_BACK_PERMITS)
         taken = 0

@@ -92,10 +92,14 @@ class Fuzzer:
 
     def frame(self) -> Mutated:
         """The next one."""
-        rng = self._rng
         command = pb.BaseCommand()
-        command.CopyFrom(rng.choice(self._commands))
+        command.CopyFrom(self._rng.choice(self._commands))
         self._name_transaction(command)
+        return self.mutate(command)
+
+    def mutate(self, command: pb.BaseCommand) -> Mutated:
+        """The frame of a command, which this changes."""
+        rng = self._rng
         if rng.randrange(self._breaking):
             for _ in range(rng.choice((1, 1, 2, 4))):
                 self._change_field(getattr(command, FIELD_OF_TYPE[command.type]), depth=0)

@@ -20,7 +20,7 @@ from tests.support.effort import by_effort, chosen_seed, show_seed
 from tests.support.pulsar_tokens import PUBLIC_KEYS, SECRETS
 
 SEED: Final = 1_404_224_517
-TOKENS: Final = by_effort(quick=20_000, whole=200_000, nightly=5_000_000)
+TOKENS: Final = by_effort(quick=20_000, whole=100_000, nightly=5_000_000)
 NOW_S: Final = 1_800_000_000.0
 SECRET: Final = base64.b64decode(SECRETS["HS512"].key)
 CHECKER: Final = TokenChecker(

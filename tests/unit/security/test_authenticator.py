@@ -345,17 +345,25 @@ async def test_a_pair_that_does_not_fit_is_refused(original: OriginalClient) -> 
 
 
 async def test_failures_behind_a_proxy_count_for_the_client_that_is_named() -> None:
-    made = make(tokens(), authenticate_original_client=True)
+    basic = FakeProvider("basic", Method.BASIC)
+    made = make(tokens(), basic, authenticate_original_client=True)
     for _ in range(20):
         with pytest.raises(CredentialsRefused) as refused:
             await principal_of(
-                made, OF_PROXY, OriginalClient("mallory", Credentials("token", b"wrong"))
+                made, OF_PROXY, OriginalClient("mallory", Credentials("basic", b"wrong"))
             )
         assert refused.value.reason is Refusal.INVALID_TOKEN
     failed = made.authenticator.failed_logins
     assert not failed.may_check(f"{ADDRESS} mallory")
     assert failed.may_check(f"{ADDRESS} alice")
     assert failed.may_check(ADDRESS)
+
+
+async def test_client_with_an_expired_token_does_not_stop_passwords_of_its_address() -> None:
+    made = make(tokens())
+    for _ in range(20):
+        await made.refusal_of("token", b"expired")
+    assert made.authenticator.failed_logins.may_check(ADDRESS)
 
 
 async def test_logins_at_the_same_time_do_not_wait_for_one_that_is_held_back() -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.bounds import BASIC_CHECKS_AT_ONCE, BASIC_REMEMBERED_S
+from config.bounds import BASIC_CHECKS_AT_ONCE, BASIC_REMEMBERED_S, FAILED_LOGIN_BURST
 from security.basic import BasicProvider
 from security.errors import CredentialsRefused, Refusal
+from security.failed_logins import FailedLogins
 from security.identity import Identity, Method, Role
 from security.password_file import PasswordFile, parse_password_file
 from security.providers import Credentials
@@ -55,8 +56,16 @@ class SlowFile(PasswordFile):
                 self.running -= 1
 
 
-def basic(data: str) -> Credentials:
-    return Credentials("basic", data.encode())
+def blocking() -> FailedLogins:
+    """The failed logins of BLOCKED."""
+    failed = FailedLogins(lambda: 0.0)
+    for _ in range(FAILED_LOGIN_BURST):
+        failed.failed(BLOCKED)
+    return failed
+
+
+def basic(data: str, address: str = "") -> Credentials:
+    return Credentials("basic", data.encode(), address=address)
 
 
 async def refusal_of(provider: BasicProvider, data: bytes) -> Refusal:
@@ -79,7 +88,7 @@ async def file() -> AsyncIterator[SlowFile]:
 
 @pytest.fixture
 async def provider(file: SlowFile, clock: Monotonic) -> AsyncIterator[BasicProvider]:
-    made = BasicProvider(file, may_check=lambda address: address != BLOCKED, now_s=clock)
+    made = BasicProvider(file, failed_logins=blocking(), now_s=clock)
     yield made
     await made.close()
 
@@ -95,7 +104,7 @@ async def test_a_login_is_checked(provider: BasicProvider, file: SlowFile) -> No
 async def test_a_password_may_have_a_colon() -> None:
     stored = bcrypt.hashpw(b"a:b", bcrypt.gensalt(4)).decode()
     file = parse_password_file(f"alice:{stored}".encode(), "users.htpasswd")
-    provider = BasicProvider(file, may_check=lambda _: True, now_s=Monotonic())
+    provider = BasicProvider(file, failed_logins=blocking(), now_s=Monotonic())
     assert (await provider.authenticate(basic("alice:a:b"))).role == "alice"
     await provider.close()
 
@@ -104,7 +113,7 @@ async def test_a_password_may_have_a_colon() -> None:
 def test_broken_credentials_raise_nothing_else(data: bytes) -> None:
     async def main() -> None:
         file = parse_password_file(f"alice:{HASH}".encode(), "users.htpasswd")
-        provider = BasicProvider(file, may_check=lambda _: True, now_s=Monotonic())
+        provider = BasicProvider(file, failed_logins=blocking(), now_s=Monotonic())
         await refusal_of(provider, data)
         await provider.close()
 
@@ -141,13 +150,57 @@ async def test_few_passwords_are_checked_at_once(provider: BasicProvider, file: 
 
 
 async def test_a_login_above_the_bound_of_those_that_wait_is_refused(file: SlowFile) -> None:
-    provider = BasicProvider(file, may_check=lambda _: True, now_s=Monotonic(), most_waiting=2)
-    logins = [asyncio.create_task(refusal_of(provider, b"alice:%d" % each)) for each in range(2)]
+    provider = BasicProvider(file, failed_logins=blocking(), now_s=Monotonic(), most_waiting=2)
+    count = BASIC_CHECKS_AT_ONCE + 2
+    logins = [
+        asyncio.create_task(refusal_of(provider, b"alice:%d" % each)) for each in range(count)
+    ]
     await asyncio.sleep(0)
-    assert await refusal_of(provider, b"alice:3") is Refusal.TIMED_OUT
+    assert await refusal_of(provider, b"alice:x") is Refusal.TIMED_OUT
     file.go_on.set()
-    assert await asyncio.gather(*logins) == [Refusal.INVALID_TOKEN] * 2
+    assert await asyncio.gather(*logins) == [Refusal.INVALID_TOKEN] * count
     await provider.close()
+
+
+async def test_a_check_whose_client_has_left_holds_its_turn_and_counts(file: SlowFile) -> None:
+    """Else one that leaves before each answer could have passwords checked without end."""
+    failed = FailedLogins(lambda: 0.0)
+    provider = BasicProvider(file, failed_logins=failed, now_s=Monotonic())
+    for number in range(4 * FAILED_LOGIN_BURST):
+        login = asyncio.create_task(provider.authenticate(basic(f"alice:{number}", "192.0.2.7")))
+        await asyncio.sleep(0.001)
+        login.cancel()
+    assert file.checks <= BASIC_CHECKS_AT_ONCE
+    file.go_on.set()
+    while failed.count < file.checks:
+        await asyncio.sleep(0.01)
+    assert failed.count <= BASIC_CHECKS_AT_ONCE
+    await provider.close()
+
+
+async def test_a_user_is_not_kept_waiting_by_guesses_from_other_addresses(file: SlowFile) -> None:
+    failed = FailedLogins(lambda: 0.0)
+    provider = BasicProvider(file, failed_logins=failed, now_s=Monotonic())
+    others = [f"192.0.2.{number}" for number in range(20)]
+    for each in others:
+        failed.failed(each)
+    guesses = [
+        asyncio.create_task(refused_from(provider, f"alice:{number}", others[number % 20]))
+        for number in range(200)
+    ]
+    await asyncio.sleep(0)
+    login = asyncio.create_task(provider.authenticate(basic("alice:hello", "192.0.2.99")))
+    await asyncio.sleep(0)
+    file.go_on.set()
+    await login
+    assert file.checks <= 2 * BASIC_CHECKS_AT_ONCE + 1
+    await asyncio.gather(*guesses)
+    await provider.close()
+
+
+async def refused_from(provider: BasicProvider, data: str, address: str) -> None:
+    with pytest.raises(CredentialsRefused):
+        await provider.authenticate(basic(data, address))
 
 
 async def test_logins_of_one_user_at_the_same_time_cost_few_checks(
@@ -197,7 +250,7 @@ async def test_the_oldest_login_is_forgotten_first() -> None:
     users = parse_password_file(f"alice:{HASH}\nbob:{HASH}".encode(), "users.htpasswd")
     provider = BasicProvider(
         users,
-        may_check=lambda address: address != BLOCKED,
+        failed_logins=blocking(),
         now_s=Monotonic(),
         most_remembered=1,
     )

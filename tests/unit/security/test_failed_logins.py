@@ -10,7 +10,10 @@ from config.bounds import (
     FAILED_LOGIN_DELAY_MIN_S,
     FAILED_LOGINS_PER_S,
 )
-from security.failed_logins import FailedLogins, address_key
+from security.addresses import address_key
+from security.failed_logins import FailedLogins
+
+ADDRESS = "192.0.2.1"
 
 
 class Monotonic:
@@ -49,6 +52,14 @@ def test_passwords_of_an_address_are_not_checked_until_its_bucket_fills() -> Non
         assert failed.may_check("192.0.2.1")
         failed.failed("192.0.2.1")
     assert (failed.count, failed.unchecked) == (2 * FAILED_LOGIN_BURST + 1, 2)
+
+
+def test_failed_tokens_of_an_address_do_not_stop_its_passwords() -> None:
+    failed = FailedLogins(Monotonic())
+    delays = [failed.failed(ADDRESS, password=False).delay_s for _ in range(FAILED_LOGIN_BURST + 1)]
+    assert delays[-1] == pytest.approx(FAILED_LOGIN_DELAY_MAX_S)
+    assert failed.may_check(ADDRESS)
+    assert failed.failed(ADDRESS).delay_s == pytest.approx(FAILED_LOGIN_DELAY_MAX_S)
 
 
 def test_a_refusal_without_a_check_does_not_keep_the_bucket_empty() -> None:

@@ -59,6 +59,27 @@ async def test_failure_is_counted_and_leaves_other_parts_alone(error: Exception)
     }
 
 
+async def test_end_of_a_failure_is_logged_once() -> None:
+    reloader, part = Reloader(60), Part("tls")
+    reloader.add(part)
+    with capture_logs() as logged:
+        part.error = InvalidSecret("mend it")
+        for _ in range(2):
+            await reloader.check()
+        part.error = None  # The files have their old content again.
+        for _ in range(2):
+            await reloader.check()
+        part.error = InvalidSecret("mend it")
+        await reloader.check()
+        part.error, part.changed = None, True
+        for _ in range(2):
+            await reloader.check()
+    assert [each["event"] for each in logged] == [
+        *("security_files_unusable", "security_files_unusable", "security_files_usable_again"),
+        *("security_files_unusable", "security_files_loaded"),
+    ]
+
+
 async def test_files_are_checked_at_the_interval_and_when_asked() -> None:
     reloader, part = Reloader(0.01), Part("tls")
     reloader.add(part)

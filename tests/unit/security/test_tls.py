@@ -111,6 +111,39 @@ def test_unknown_ciphers_are_refused(authority: Authority) -> None:
         ServerTls(settings_of(authority, tls_ciphers="none such"))
 
 
+def test_expired_certificate_does_not_replace_a_valid_one(authority: Authority) -> None:
+    own = authority.issue("peer")
+    tls = ServerTls(settings_of(authority))
+    peer = PeerTls(
+        settings_of(
+            authority,
+            tls_trust_certs_file=authority.chain,
+            broker_client_certificate_file=own.chain,
+            broker_client_key_file=own.key,
+        )
+    )
+    for each, name in ((tls, "broker"), (peer, "peer")):
+        before = each.current
+        authority.issue(name, valid_s=-60)
+        for _ in range(2):  # It is tried again at each check.
+            with pytest.raises(UnusableCertificate, match="the earlier certificate stays in use"):
+                each.reload()
+        assert each.current is before
+        authority.issue(name)
+        assert each.reload()
+
+
+def test_expired_certificate_replaces_another_expired_one(authority: Authority) -> None:
+    """Neither is of use; so a broker starts with one, too."""
+    authority.issue("broker")
+    settings = settings_of(authority)
+    authority.issue("broker", valid_s=-60)
+    tls = ServerTls(settings)
+    authority.issue("broker", valid_s=-30)
+    assert tls.reload()
+    assert tls.expires_at_s < time.time()
+
+
 def test_unchanged_files_leave_the_context(authority: Authority) -> None:
     tls = ServerTls(settings_of(authority))
     before = tls.current

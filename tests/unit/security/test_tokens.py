@@ -457,7 +457,7 @@ def check_is_total(data: bytes) -> None:
         assert not identity.expired(NOW_S)
 
 
-effort = settings(max_examples=by_effort(quick=200, whole=2_000, nightly=100_000), deadline=None)
+effort = settings(max_examples=by_effort(quick=200, whole=500, nightly=100_000), deadline=None)
 
 
 @effort

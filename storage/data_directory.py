@@ -3,6 +3,8 @@
 FORMAT      one line, `magnetar-data 1`; written last when a directory is made
 LOCK        locked (flock) by the process that uses the directory, with its pid
 BACKUP      locked, shared, by running backups: no file is removed meanwhile
+ADDRESS     where the running broker serves REST, for commands on the same machine
+security/   keys, tokens and certificates of `--secure`
 metadata/   the metadata store (SQLite)
 ledgers/    the ledger log
 ledgers.mark  the newest log file and its durable length, outside of what it speaks of
@@ -17,21 +19,22 @@ from pathlib import Path
 from typing import ClassVar
 
 from magnetar.protocol.server_error import OperatorError, ServerError
+from security.first_start_files import DIRECTORY as SECURITY_DIRECTORY
 
 FORMAT_VERSION = 1
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
 BACKUP_FILE = "BACKUP"
+ADDRESS_FILE = "ADDRESS"
 METADATA_DIRECTORY = "metadata"
 METADATA_FILE = "metadata.db"
 LEDGERS_DIRECTORY = "ledgers"
-SECURITY_DIRECTORY = "security"
-"""Keys, tokens and certificates, which backups leave out."""
 MARK_FILE = "ledgers.mark"
 
 _FORMAT = re.compile(r"magnetar-data (\d{1,9})\n?")
-_FOREIGN_BUT_HARMLESS = frozenset({LOCK_FILE, "lost+found"})
-"""Names that a new directory may have: our lock, and the directory of a file system's root."""
+_FOREIGN_BUT_HARMLESS = frozenset({LOCK_FILE, ADDRESS_FILE, f"{ADDRESS_FILE}.tmp", "lost+found"})
+"""Names that a new directory may have: our lock, what a broker of a cluster wrote in there, and the
+directory of a file system's root."""
 
 
 class DataDirectoryError(OperatorError):

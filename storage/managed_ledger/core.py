@@ -15,6 +15,7 @@ from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.damage import EntryRange
 from storage.ledger.store import LedgerError, LedgerStore, WritableLedger
+from storage.managed_ledger.compacted_record import compaction_ledgers
 from storage.managed_ledger.entry_cache import EntryCache
 from storage.managed_ledger.entry_index import RecentIndexes, index_key
 from storage.managed_ledger.ledger_map import LedgerInfo, LedgerMap
@@ -371,8 +372,12 @@ class StreamCore:
             self.fence(error)
             raise self.stopped_error() from error
         ids = [info.ledger_id for info in self.ledgers.infos]
-        self._garbage.update(ids, self._dropped)
+        self._garbage.update(ids, self._dropped, compaction_ledgers(self.properties))
         self._forget(ids)
+
+    def discard(self, ledger_ids: Collection[int]) -> None:
+        """Have `collect` delete ledgers that the saved record does not name any more."""
+        self._garbage.update(ledger_ids)
 
     @property
     def has_garbage(self) -> bool:

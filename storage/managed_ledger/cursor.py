@@ -32,7 +32,7 @@ class Cursor:
     """
 
     __slots__ = ("_acked", "_batches", "_boundary", "_core", "_flusher", "_mark_rank", "_store",
-                 "mark_delete", "name")  # fmt: skip
+                 "mark_delete", "name", "numbers")  # fmt: skip
 
     def __init__(
         self, core: StreamCore, name: str, mark_delete: Position, store: CursorStore | None
@@ -50,6 +50,8 @@ class Cursor:
                 core.stores.limits.cursor_flush_ms,
                 lambda: store.write(self.snapshot),
             )
+        self.numbers: Mapping[str, int] = {}
+        """Properties that Apache Pulsar stored with the position that was loaded."""
         self.mark_delete = mark_delete
         self._mark_rank = core.ledgers.rank(mark_delete)
         self._boundary = core.ledgers.end_after(mark_delete)
@@ -184,6 +186,12 @@ class Cursor:
         self._absorb(self.mark_delete)
         self._touch()
 
+    def step_over_lost(self) -> None:
+        """Count all entries that are known to be lost as acknowledged."""
+        for info in self._core.ledgers.infos:
+            if missing := self._core.lost_entries(info.ledger_id):
+                self.step_over(info.ledger_id, missing)
+
     def _exists(self, position: Position) -> bool:
         ledgers = self._core.ledgers
         newest = ledgers.last
@@ -230,6 +238,7 @@ class Cursor:
     def restore(self, state: CursorState) -> None:
         """Set the position that was read from the store, as far as its entries exist."""
         ledgers, mark = self._core.ledgers, state.mark_delete
+        self.numbers = state.numbers
         ledgers.remember(mark)
         for after, up_to in state.spans:
             for info in ledgers.infos:
@@ -268,6 +277,7 @@ class Cursor:
         mark = ledgers.before(ledgers.at_or_after(position))
         self._boundary = LATEST
         self._absorb(mark)
+        self.step_over_lost()
         self._passed_ledger()
         self._touch()
         await self.persist()

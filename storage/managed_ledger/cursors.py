@@ -51,6 +51,7 @@ class Cursors:
         state = await store.load(record)
         cursor = Cursor(self._core, name, state.mark_delete, store)
         cursor.restore(state)
+        cursor.step_over_lost()
         if store.corrected:
             await store.write(cursor.snapshot)
         return cursor
@@ -85,6 +86,7 @@ class Cursors:
         store = CursorStore(self._core, name, properties)
         cursor = Cursor(self._core, name, self._place(start), store)
         await store.create(left, cursor.snapshot)
+        cursor.step_over_lost()
         return cursor
 
     def open_reader(self, name: str, start: Position) -> Cursor:
@@ -93,6 +95,7 @@ class Cursors:
         self._require_unused(self.durable, name)
         self._require_unused(self.readers, name)
         cursor = self.readers[name] = Cursor(self._core, name, self._place(start), None)
+        cursor.step_over_lost()
         return cursor
 
     async def delete(self, name: str) -> None:

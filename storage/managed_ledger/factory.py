@@ -10,6 +10,7 @@ import structlog
 from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.ledger.store import LedgerAssertion, LedgerStore
+from storage.managed_ledger.compacted_record import compaction_ledgers
 from storage.managed_ledger.core import LagSource, Stores
 from storage.managed_ledger.entry_cache import EntryCache
 from storage.managed_ledger.ledger import ManagedLedger, open_stream
@@ -257,6 +258,7 @@ class ManagedLedgerFactory:
         for record in streams:
             found = decode_stream(record.key, record.value)
             named.update(info.ledger_id for info in found.ledgers)
+            named.update(compaction_ledgers(found.properties))
         for some in chunks(streams):
             scans = (metadata.scan(*children_range(record.key)) for record in some)
             for cursors in await asyncio.gather(*scans):

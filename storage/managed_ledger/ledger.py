@@ -8,6 +8,8 @@ import structlog
 from magnetar.protocol.ids import EARLIEST, LATEST, LedgerId, Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.ledger.store import ReadableLedger
+from storage.managed_ledger.compacted import StreamCompaction
+from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 from storage.managed_ledger.core import StopListener, Stores, StreamCore
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.cursors import Cursors
@@ -48,6 +50,7 @@ class ManagedLedger:
         "_terminating",
         "_trimmer",
         "_writer",
+        "compaction",
         "offload",
         "ranges",
     )
@@ -63,6 +66,8 @@ class ManagedLedger:
         """Messages and bytes in ranges of entries."""
         self.offload = StreamOffload(core, self._reader.forget)
         """Copies of its ended ledgers in object stores: making them, deleting the originals."""
+        self.compaction = StreamCompaction(core, self._cursors)
+        """Its compacted ledger."""
         self._trimmer = Trimmer(
             core, self._cursors, retention, self._index.ledgers_changed, self.offload
         )
@@ -74,12 +79,11 @@ class ManagedLedger:
         """Open the cursors (a fresh stream has none) and the stream itself.  For the factory."""
         if not fresh:
             await self._cursors.load()
-            for info in self._core.ledgers.infos:
-                self._cursors.step_over(info.ledger_id)
         core = self._core
         core.move(
             ManagedLedgerState.OPEN if core.terminated is None else ManagedLedgerState.TERMINATED
         )
+        await self.compaction.load()
         self._trimmer.trim_soon()
 
     # State
@@ -250,7 +254,12 @@ class ManagedLedger:
         return self._cursors.open_reader(name, start)
 
     async def delete_cursor(self, name: str) -> None:
-        """Remove a cursor, durable or not.  Raises `CursorNotFound`."""
+        """Remove a cursor, durable or not.  Raises `CursorNotFound`.
+
+        With the cursor of compaction the compacted ledger goes.
+        """
+        if name == COMPACTION_CURSOR:
+            await self.compaction.drop()
         await self._cursors.delete(name)
 
     # Properties, trimming, closing, deleting
@@ -310,6 +319,7 @@ class ManagedLedger:
                 return
             await self.offload.stop()
             core.leave_copies()
+            await self.compaction.stop()
             await self._trimmer.stop()
             try:
                 await self._writer.finish()
@@ -338,6 +348,7 @@ class ManagedLedger:
         )
         async with self._terminating:
             await self.offload.stop()
+            await self.compaction.stop()
             await self._trimmer.stop()
             try:
                 await self._writer.finish()

@@ -12,6 +12,7 @@ import structlog
 from config import bounds
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.store import NoSuchLedger
+from storage.managed_ledger.compacted_record import compaction_ledgers
 from storage.managed_ledger.core import COMPONENT, CURSOR, INSTANCE, MANAGED_LEDGER, STREAM, Stores
 from storage.managed_ledger.records import (
     NAMES_INDEX,
@@ -47,11 +48,9 @@ async def find_orphans(stores: Stores) -> list[OrphanedLedger]:
     # The records are read after the ledgers were listed, and past every acknowledged write, so a
     # ledger that is named meanwhile is no orphan.
     listed = await stores.ledgers.list_ledgers()
-    named = {
-        info.ledger_id
-        for record in await stream_records(stores.metadata, fresh=True)
-        for info in decode_stream(record.key, record.value).ledgers
-    }
+    named: set[int] = set()
+    for record in await stream_records(stores.metadata, fresh=True):
+        named |= _named_by(record)
     instance = await stores.instance()
     found: list[OrphanedLedger] = []
     for some in chunks([ledger_id for ledger_id in listed if ledger_id not in named]):
@@ -119,8 +118,14 @@ async def _unnamed(
     cursors = await metadata.scan(*children_range(key), fresh=True)
     named = {decode_cursor(each.key, each.value).ledger_id for each in cursors}
     if record is not None:
-        named.update(info.ledger_id for info in decode_stream(key, record.value).ledgers)
+        named |= _named_by(record)
     return [each for each in ledgers if each.ledger_id not in named]
+
+
+def _named_by(record: Record) -> set[int]:
+    """The ledgers that the record of a stream names."""
+    found = decode_stream(record.key, record.value)
+    return {info.ledger_id for info in found.ledgers} | compaction_ledgers(found.properties)
 
 
 async def stream_records(metadata: MetadataStore, *, fresh: bool = False) -> list[Record]:

@@ -70,13 +70,15 @@ class CursorState:
     """A cursor's position as it was read.
 
     `spans` are acknowledged entries, as (exclusive, inclusive) ends that may cross ledgers; `words`
-    are acknowledged entries as bit sets that begin at entry 0 of a ledger.
+    are acknowledged entries as bit sets that begin at entry 0 of a ledger.  `numbers` are Apache
+    Pulsar's own properties of the position; Magnetar writes none.
     """
 
     mark_delete: Position
     spans: tuple[tuple[Position, Position], ...] = ()
     words: tuple[tuple[int, tuple[int, ...]], ...] = ()
     batches: Mapping[Position, int] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ def decode_cursor(key: str, value: bytes) -> CursorRecord:
             _decode_ranges(info.individualDeletedMessages),
             (),
             _decode_batches(key, info.batchedEntryDeletionIndexInfo),
+            {item.name: item.value for item in info.properties},
         ),
         {item.name: item.value for item in info.cursorProperties},
     )
@@ -227,6 +230,7 @@ def decode_position(key: str, value: bytes) -> CursorState:
         spans,
         tuple((item.key, tuple(item.values)) for item in words),
         _decode_batches(key, info.batchedEntryDeletionIndexInfo),
+        {item.name: item.value for item in info.properties},
     )
 
 

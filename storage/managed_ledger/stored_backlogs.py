@@ -36,8 +36,7 @@ async def stored_backlogs(name: str, stores: Stores) -> Mapping[str, int]:
         state = await _state_of(record, stores)
         cursor = Cursor(core, cursor_name(name_of(record.key)), state.mark_delete, None)
         cursor.restore(state)
-        for info in core.ledgers.infos:
-            cursor.step_over(info.ledger_id, core.lost_entries(info.ledger_id))
+        cursor.step_over_lost()
         backlogs[cursor.name] = cursor.backlog
     return backlogs
 

@@ -5,6 +5,7 @@ the password itself is not sent, but a listener can find it from the MD5 digests
 """
 
 import hashlib
+import hmac
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -48,7 +49,7 @@ class DigestMd5:
         directives = _directives(payload)
         if self._proof is None:
             return self._response(directives)
-        if directives.get("rspauth", "").encode() != self._proof:
+        if not hmac.compare_digest(directives.get("rspauth", "").encode(), self._proof):
             raise BookieAuthenticationFailed(
                 "A bookie did not prove that it knows the password: check which server answers at "
                 "its address."

@@ -11,6 +11,7 @@ Rules (W: `docs/transactions.md`):
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar, Protocol, TypeVar
 
@@ -200,6 +201,18 @@ class SegmentBuffer:
         """The number of transactions that `open_transactions` lists."""
         return len(self._core.members)
 
+    @property
+    def aborted_count(self) -> int:
+        """The number of transactions in the aborted set."""
+        return len(self._core.aborted)
+
+    def start_of(self, txn: TxnId) -> Position | None:
+        """The first entry of an unfinished transaction, or the floor of loaded claims, if any."""
+        member = self._core.members.get(txn)
+        if member is None:
+            return None
+        return member.first if member.floor is None else member.floor
+
     def open_transactions(self, limit: int | None = None) -> Sequence[OpenOnSegment]:
         """List the unfinished transactions and their pins; with a limit, the lowest pins first."""
         return self._core.open_transactions(limit)
@@ -276,6 +289,21 @@ class SegmentBuffer:
         """Stop this owner: the log is lost, and appends in flight may still appear (W4)."""
         self._core.append_unknown(error)
         self._flush()
+
+    async def carry_out_end(self, txn: TxnId, end: TxnState) -> None:
+        """Carry out the end of a transaction; returns when it holds readers back no longer.
+
+        The header must have it already.
+        """
+        if self._work.ended:
+            return
+        self._decided(txn, end)
+        if self._core.is_joining(txn):
+            # The end is carried out when claim and header are settled: then writes are refused.
+            refused = _JoinWaiter(self._loop)
+            self._waiting.setdefault(txn, []).append(refused)
+            with suppress(MagnetarError):
+                await refused.done
 
     # Rescan and close
 

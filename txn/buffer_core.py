@@ -195,6 +195,11 @@ class SegmentBufferCore:
         member = self._members.get(txn)
         return member is not None and member.state is _M.JOINED and not self.stopped
 
+    def is_joining(self, txn: TxnId) -> bool:
+        """Whether its claim is being put, or its header read after that."""
+        member = self._members.get(txn)
+        return member is not None and member.state in WAITING and not self.stopped
+
     def _first_write(self, member: Member) -> Admission:
         """Ask for an own claim (W1, W3)."""
         # W1: the first append is issued only after `claim_durable`.

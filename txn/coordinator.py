@@ -42,6 +42,7 @@ from txn.header import (
     refusal_error,
 )
 from txn.numbers import NumberBlocks
+from txn.owner_shares import OwnerShares
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
@@ -91,7 +92,10 @@ class Coordinator:
         *,
         max_open: int,
     ) -> None:
-        """`max_open` is the most transactions that may be open; 0: no limit."""
+        """`max_open` is the most transactions that may be open; 0: no limit.
+
+        A role may have as many of them as it leaves to others: alone it has half at most.
+        """
         self.coordinator_id = coordinator_id
         self.counters = CoordinatorCounters()
         self._parts = parts
@@ -108,6 +112,8 @@ class Coordinator:
         self._foreign_deadlines: set[TxnId] = set()
         """Open transactions whose deadline was set by another process, so by another clock."""
         self._beginning = 0
+        self._shares = OwnerShares()
+        """Open transactions, and those being begun, by the roles that began them."""
         # Nobody awaits them: whoever asked may be gone.
         self._end_tasks = BackgroundTasks(expected=(Exception,))
         self._inline_ends = 0
@@ -120,6 +126,7 @@ class Coordinator:
         for txn in self._open:
             self._deadlines.discard(txn)
         self._open.clear()
+        self._shares.clear()
         self._foreign_deadlines.clear()
         self.groups.close()
         await self.keys.close()
@@ -170,8 +177,9 @@ class Coordinator:
         `keys` has to check that the key may have another transaction.  Raises
         `TooManyTransactions`, `MetadataError`.
         """
-        self._require_capacity()
+        self._require_capacity(owner)
         self._beginning += 1
+        self._shares.add(owner)
         try:
             # T1: the number was reserved, and the put makes a new record.
             number = await self._numbers.take()
@@ -194,6 +202,7 @@ class Coordinator:
                 raise
         finally:
             self._beginning -= 1
+            self._shares.remove(owner)
         self._track_open(StoredHeader(txn, header, version), by_our_clock=True)
         if group is not None:
             self.groups.created(txn, group)
@@ -382,13 +391,22 @@ class Coordinator:
         else:
             self.counters.aborted += 1
 
-    def _require_capacity(self) -> None:
+    def _require_capacity(self, owner: str | None) -> None:
+        if not self._max_open:
+            return
         # Transactions that are being begun count too.
         in_use = len(self._open) + self._beginning
-        if self._max_open and in_use >= self._max_open:
+        if in_use >= self._max_open:
             raise TooManyTransactions(
                 f"Coordinator {self.coordinator_id} has {in_use} open transactions, as many as it "
                 "may have: end some, or raise transaction_max_open_per_coordinator."
+            )
+        if self._shares.is_used_up(owner, self._max_open - in_use):
+            own = self._shares.count(owner)
+            raise TooManyTransactions(
+                f"The role of this client has {own} open transactions of coordinator "
+                f"{self.coordinator_id}, and must leave as many to others: end some, or raise "
+                "transaction_max_open_per_coordinator."
             )
 
     def _track_open(self, stored: StoredHeader, *, by_our_clock: bool = False) -> None:
@@ -397,6 +415,8 @@ class Coordinator:
             self._foreign_deadlines.discard(stored.txn)
         else:
             self._foreign_deadlines.add(stored.txn)
+        if stored.txn not in self._open:
+            self._shares.add(stored.header.owner)
         self._open[stored.txn] = stored
         self._deadlines.add(stored.txn, due_ms)
 
@@ -409,7 +429,9 @@ class Coordinator:
         return deadline_ms + self._parts.clock_slack_ms
 
     def _untrack_open(self, txn: TxnId) -> None:
-        if self._open.pop(txn, None) is not None:
+        known = self._open.pop(txn, None)
+        if known is not None:
+            self._shares.remove(known.header.owner)
             self._foreign_deadlines.discard(txn)
             self._deadlines.discard(txn)
             self.groups.forget(txn)

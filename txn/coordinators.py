@@ -238,11 +238,22 @@ class Coordinators:
         return [stored for number in numbers for stored in led[number].open_transactions()]
 
     def oldest_open(
-        self, coordinator: CoordinatorId | None, begun_by_ms: int, limit: int
+        self,
+        coordinator: CoordinatorId | None,
+        begun_by_ms: int,
+        limit: int,
+        *,
+        owner: str | None = None,
     ) -> tuple[int, Sequence[StoredHeader]]:
-        """The number of open transactions begun by a time, and the `limit` oldest of them."""
-        found = self.open_transactions(coordinator)
-        old = [stored for stored in found if stored.header.created_ms <= begun_by_ms]
+        """The number of open transactions begun by a time, and the `limit` oldest of them.
+
+        With an `owner`: of those that it began.
+        """
+        old = [
+            stored
+            for stored in self.open_transactions(coordinator)
+            if stored.header.created_ms <= begun_by_ms and owner in (None, stored.header.owner)
+        ]
         return len(old), heapq.nsmallest(limit, old, key=_age)
 
     def find_open(self, txn: TxnId) -> StoredHeader | None:

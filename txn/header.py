@@ -76,7 +76,6 @@ def decide_end(
     if header is None:
         return EndVerdict.NOT_FOUND  # T3
     if not is_owner(header, owner):
-        # The state is not told; "not found" would be taken for an end of long ago.
         return EndVerdict.NOT_OWNER
     # G4: an attempt ends with its group, and END names no winners.
     if is_attempt or (header.group is not None and action is TxnState.COMMITTED):
@@ -122,12 +121,15 @@ def refusal_error(txn: TxnId, header: Header | None, verdict: EndVerdict) -> Mag
         )
     if verdict is EndVerdict.OTHERWISE and header is not None:
         return not_open_error(txn, header)
-    if verdict is EndVerdict.NOT_OWNER:  # worded after Apache Pulsar's error
-        return TransactionNotFound(
-            f"This client is neither the owner of transaction {txn} nor an operator of the broker: "
-            "end it as the role that began it, or wait for its deadline."
-        )
-    return TransactionNotFound(
+    return TransactionNotFound(not_found_text(txn))
+
+
+def not_found_text(txn: TxnId) -> str:
+    """The text of the refusal for a transaction that does not exist, or that another role began.
+
+    It is the same for both: ids are easily guessed, and no role may find out what others have open.
+    """
+    return (
         f"There is no transaction {txn} for this client: it ended long ago, or another client "
         "began it. Begin another one."
     )

@@ -60,6 +60,25 @@ class HeldMessages:
                     found.add(txn)
         return found
 
+    def cumulative_position_of(self, txn: TxnId) -> Position | None:
+        """How far a transaction acknowledged cumulatively; None if it did not."""
+        acks = self._cumulative.get(txn)
+        return None if not acks else max(acks, key=lambda ack: ack.rank).acks[0].position
+
+    def holds(self, position: Position, index: int | None = None) -> bool:
+        """Whether anything of an entry is held, or the message with that index in its batch."""
+        bits, _ = self._held_of(position)
+        return bool(bits if index is None else bits >> index & 1)
+
+    def is_acknowledged(self, position: Position, index: int | None = None) -> bool:
+        """Whether an entry is acknowledged, or the message with that index in its batch."""
+        if self._cursor.is_acknowledged(position):
+            return True
+        words = None if index is None else self._cursor.ack_set(position)
+        if words is None or index is None:
+            return False
+        return not from_words(words, 64 * len(words)) >> index & 1
+
     def is_pending(self, position: Position) -> bool:
         """Whether all messages of an entry that are not acknowledged are held."""
         bits, size = self._held_of(position)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from config.bounds import TXN_KEY_CONNECTIONS
 from txn.errors import TooManyTransactionKeys
+from txn.owner_shares import OwnerShares
 from txn.transaction_key import KeyName
 
 
@@ -38,6 +39,7 @@ class KeyHolders:
     def __init__(self) -> None:
         self._held: dict[KeyName, dict[KeyHolder, _Holder]] = {}
         self._count = 0
+        self._shares = OwnerShares()
 
     def __len__(self) -> int:
         return self._count
@@ -57,10 +59,19 @@ class KeyHolders:
 
     def require_capacity(self, name: KeyName, holder: KeyHolder) -> None:
         """Raise `TooManyTransactionKeys` if one more connection cannot be remembered."""
-        if self._count >= TXN_KEY_CONNECTIONS and self.epoch_of(name, holder) is None:
+        if self.epoch_of(name, holder) is not None:
+            return
+        if self._count >= TXN_KEY_CONNECTIONS:
             raise TooManyTransactionKeys(
                 f"{self._count} connections hold transaction keys of this coordinator, as many as "
                 "may: close some."
+            )
+        # One connection counts for each key that it holds, so it could have all there may be.
+        if self._shares.is_used_up(name.owner, TXN_KEY_CONNECTIONS - self._count):
+            own = self._shares.count(name.owner)
+            raise TooManyTransactionKeys(
+                f"{own} connections hold transaction keys of this role and coordinator, and it "
+                "must leave as many to other roles: close some."
             )
 
     def remember(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
@@ -69,6 +80,7 @@ class KeyHolders:
         assert holder not in of_key, f"it holds {name} already"
         of_key[holder] = _Holder(epoch, holder.on_close(lambda: self.forget(name, holder)))
         self._count += 1
+        self._shares.add(name.owner)
 
     def renew(self, name: KeyName, epoch: int, holder: KeyHolder) -> None:
         """Raise the epoch of a connection, if it still holds the key."""
@@ -83,6 +95,7 @@ class KeyHolders:
         if held is None:
             return
         self._count -= 1
+        self._shares.remove(name.owner)
         held.forget()
         if not of_key:
             del self._held[name]

@@ -108,15 +108,21 @@ class TransactionKeyStore:
         path = key_records.floor_path(self._coordinator)
         await raise_floor(self._metadata, path, epoch, partition=self._partition)
 
-    async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
+    async def page(
+        self, after: str, limit: int, *, owner: str | None = None
+    ) -> tuple[Sequence[StoredKey], str]:
         """Keys whose encoded name is above `after`; and `after` for the next page, "" if none.
 
-        There are fewer than `limit` where these have TXN_PAGE_BYTES.  A corrupt one is logged and
-        left out.
+        With an `owner` only its keys are read, whatever `after` is.  There are fewer than `limit`
+        where these have TXN_PAGE_BYTES.  A corrupt one is logged and left out.
         """
         # Names are escaped, so "!" is below every character that can follow in one.
-        lo = key_records.index_key(self._coordinator, f"{after}!" if after else "")
-        hi = key_records.index_key(self._coordinator, LAST)
+        prefix = "" if owner is None else key_records.encoded_name(KeyName(owner, ""))
+        first = max(prefix, f"{after}!" if after else "")
+        lo = key_records.index_key(self._coordinator, first)
+        hi = key_records.index_key(self._coordinator, prefix + LAST)
+        if lo >= hi:
+            return [], ""  # `after` is behind the last key that this owner can have
         # No partition is named, though all keys are in one: a store that is given one reads the
         # whole range to check it.
         hits = await self._metadata.scan_index(

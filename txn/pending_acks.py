@@ -306,6 +306,20 @@ class PendingAcks:
         while self.core.ending:
             self._carry_out(self.core.end_some())
 
+    async def carry_out_end(self, txn: TxnId, end: TxnState) -> None:
+        """Carry out the end of a transaction whole; returns when none of its messages is held.
+
+        The header must have it already.
+        """
+        self.decided(txn, end)
+        while self._stopped is None and self.core.ending:
+            self._carry_out(self.core.end_some())
+            await asyncio.sleep(0)
+        # An acknowledgement that is still being written takes the end when that is done.
+        written = list(self._writes_of(txn))
+        if written:
+            await asyncio.wait(written)
+
     async def learn_ends(self, txns: Collection[TxnId]) -> set[TxnId]:
         """Read transactions' headers and carry out their ends (A8); return those still open.
 

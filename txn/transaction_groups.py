@@ -31,7 +31,14 @@ from txn.group import (
     with_next_block,
     with_totals,
 )
-from txn.header import EndVerdict, bounded_timeout_ms, not_open_error, raise_deadline, refusal_error
+from txn.header import (
+    EndVerdict,
+    bounded_timeout_ms,
+    is_owner,
+    not_open_error,
+    raise_deadline,
+    refusal_error,
+)
 from txn.key_groups import (
     CommitVerdict,
     decide_commit,
@@ -308,7 +315,7 @@ class TransactionGroups:
         owner = name.owner or None
         while True:
             stored = await self._transactions.read_header(group)
-            if stored is None:
+            if stored is None or not is_owner(stored.header, owner):
                 raise refusal_error(group, None, EndVerdict.NOT_FOUND)
             require_key_epoch(group, stored.header, owner, KeyEpoch(name.key, epoch))
             if stored.header.state is not TxnState.OPEN:

@@ -24,7 +24,13 @@ from typing import Final, NamedTuple, TypeGuard
 
 from config.bounds import TXN_KEY_BYTES, TXN_KEY_NONCES
 from magnetar.protocol.txn_id import TxnId
-from txn.errors import EXPIRED, InvalidTransactionKey, InvalidTxnStatus, TransactionKeyFenced
+from txn.errors import (
+    EXPIRED,
+    InvalidTransactionKey,
+    InvalidTxnStatus,
+    TransactionKeyFenced,
+    TransactionKeyNotFound,
+)
 from txn.group import Batch, GroupRecord
 from txn.header import OPERATOR
 from txn.records import Header, KeyEpoch, TxnState
@@ -232,6 +238,13 @@ def decide_begin(
     if is_group and beginner in record.spent_nonces:
         return BeginVerdict.SPENT
     return BeginVerdict.BUSY if last is TxnState.OPEN else BeginVerdict.BEGIN
+
+
+def key_not_found(name: KeyName) -> TransactionKeyNotFound:
+    """The error for a key that does not exist, or that is not shown to a role."""
+    return TransactionKeyNotFound(
+        f"There is no transaction key {name.key!r} of {name.owner or 'anonymous'!r}: see the list."
+    )
 
 
 def key_busy_error(name: KeyName, txn: TxnId) -> InvalidTxnStatus:

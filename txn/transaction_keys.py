@@ -18,7 +18,7 @@ Rules (K, G: `docs/transactions.md`):
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import structlog
@@ -35,13 +35,13 @@ from storage.metadata.store import MetadataError, VersionConflict
 from txn.errors import (
     InvalidTxnStatus,
     TooManyTransactionKeys,
-    TransactionKeyNotFound,
     TransactionNotFound,
 )
 from txn.group import Group, new_group
 from txn.key_groups import fold_commit, group_ended_error
 from txn.key_holders import KeyHolder, KeyHolders
 from txn.key_store import StoredKey, TransactionKeyStore
+from txn.owner_shares import OwnerShares
 from txn.parts import TransactionParts
 from txn.records import Header, KeyEpoch, TxnState
 from txn.store import StoredHeader
@@ -57,6 +57,7 @@ from txn.transaction_key import (
     decide_idle,
     decide_open,
     key_busy_error,
+    key_not_found,
     mark_used,
     name_transaction,
     new_key_record,
@@ -116,18 +117,25 @@ class KeyTally:
     highest_epoch: int = NO_EPOCH
     oldest_ms: int | None = None
     """The time at which the oldest key was created."""
+    shares: OwnerShares = field(default_factory=OwnerShares)
 
-    def add(self, record: KeyRecord) -> None:
-        """Count a key."""
+    def add(self, owner: str, record: KeyRecord) -> None:
+        """Count a key of an owner."""
         self.count += 1
+        self.shares.add(owner)
         self.highest_epoch = max(self.highest_epoch, record.epoch)
         made_ms = record.created_ms
         self.oldest_ms = made_ms if self.oldest_ms is None else min(self.oldest_ms, made_ms)
 
-    def opened(self, record: KeyRecord, *, is_new: bool) -> None:
-        """Take in that a key has a new epoch."""
+    def deleted(self, owner: str) -> None:
+        """Count a key of an owner no more."""
+        self.count = max(0, self.count - 1)
+        self.shares.remove(owner)
+
+    def opened(self, owner: str, record: KeyRecord, *, is_new: bool) -> None:
+        """Take in that a key of an owner has a new epoch."""
         if is_new:
-            self.add(record)
+            self.add(owner, record)
         self.highest_epoch = max(self.highest_epoch, record.epoch)
 
 
@@ -263,10 +271,7 @@ class TransactionKeys:
         """Read a key.  Raises `TransactionKeyNotFound`."""
         stored = await self._store.read(name)
         if stored is None:
-            raise TransactionKeyNotFound(
-                f"There is no transaction key {name.key!r} of {name.owner or 'anonymous'!r}: see "
-                "the list."
-            )
+            raise key_not_found(name)
         return stored
 
     async def page(self, after: str, limit: int) -> tuple[Sequence[StoredKey], str]:
@@ -296,7 +301,7 @@ class TransactionKeys:
             except VersionConflict:
                 continue
             if self.tally is not None:
-                self.tally.count = max(0, self.tally.count - 1)
+                self.tally.deleted(name.owner)
             return
         raise TooManyTransactionKeys(
             f"Transaction key {name.key!r} was used again and again meanwhile: stop its clients."
@@ -321,7 +326,7 @@ class TransactionKeys:
                     log.warning(
                         "transaction_key_not_collected", key=stored.name.key, error=str(error)
                     )
-                tally.add(stored.record)
+                tally.add(stored.name.owner, stored.record)
         self.tally = tally
 
     async def _collect(self, stored: StoredKey, due_ms: int) -> bool:
@@ -398,7 +403,7 @@ class TransactionKeys:
                 return stored.record
             try:
                 if stored is None:
-                    self._require_capacity()
+                    self._require_capacity(name.owner)
                     stored = await self._store.create(name, new_key_record(self._clock.now_ms()))
                 is_new = stored.record.epoch == NO_EPOCH
                 # K7: after the put.  A deletion before it has raised the floor; a later one fails
@@ -410,7 +415,7 @@ class TransactionKeys:
             except VersionConflict:
                 continue
             if self.tally is not None:
-                self.tally.opened(record, is_new=is_new)
+                self.tally.opened(name.owner, record, is_new=is_new)
             return record
 
     async def _abort_earlier(self, name: KeyName, record: KeyRecord) -> KeyRecord:
@@ -507,13 +512,21 @@ class TransactionKeys:
         if len(self._commits) > TXN_COMMITS_REMEMBERED:
             self._commits.popitem(last=False)
 
-    def _require_capacity(self) -> None:
+    def _require_capacity(self, owner: str) -> None:
+        if self.tally is None:
+            return
         # Keys are counted in rounds, so there may be some more than the bound.
-        count = 0 if self.tally is None else self.tally.count
+        count, shares = self.tally.count, self.tally.shares
         if count >= TXN_KEYS_OF_COORDINATOR:
             raise TooManyTransactionKeys(
                 f"This coordinator has {count} transaction keys, as many as it may "
                 "have: delete some, or lower transaction_key_retention_s."
+            )
+        if shares.is_used_up(owner, TXN_KEYS_OF_COORDINATOR - count):
+            own = shares.count(owner)
+            raise TooManyTransactionKeys(
+                f"The role of this client has {own} transaction keys of this coordinator, and must "
+                "leave as many to others: delete some, or lower transaction_key_retention_s."
             )
 
     async def run_shielded(self, work: Coroutine[object, object, T]) -> T:

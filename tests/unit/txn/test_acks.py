@@ -565,3 +565,20 @@ async def test_large_end_is_answered_before_it_is_carried_out() -> None:
     assert max(after - before for before, after in pairwise(in_turns)) == 1
     await owner.idle()
     assert await world.records() == []
+
+
+async def test_end_that_is_carried_out_on_request_waits_for_slices_and_late_acks() -> None:
+    world = AckWorld()
+    await world.begin(A)
+    owner = await world.owner(entries=4 * TXN_SLICE_POSITIONS)
+    for first in range(0, 3 * TXN_SLICE_POSITIONS, TXN_SLICE_POSITIONS):
+        await owner.ack(A, *range(first, first + TXN_SLICE_POSITIONS))
+    late = owner.acks.acknowledge(A, [owner.at(3 * TXN_SLICE_POSITIONS)])
+    await world.end(A, COMMITTED)
+    await owner.acks.carry_out_end(A, COMMITTED)
+    assert late.done()
+    applied = [len(positions) for what, positions in owner.heard.events if what == "applied"]
+    assert sum(applied) == 3 * TXN_SLICE_POSITIONS + 1
+    await owner.idle()
+    assert await world.records() == []
+    await owner.acks.carry_out_end(A, COMMITTED)  # a repeated request

@@ -403,3 +403,27 @@ async def test_waiting_writes_get_one_answer_each(world: World) -> None:
     assert answers == []
     await until(lambda: answers)
     assert answers == [None, None]
+
+
+async def test_end_that_is_carried_out_on_request_waits_for_a_claim_that_is_being_put(
+    world: World,
+) -> None:
+    await world.begin(T1, T2)
+    visible = await world.append(T1)
+    await world.end(T1, COMMITTED)
+    await world.buffer.carry_out_end(T1, COMMITTED)
+    assert world.buffer.max_read_position == visible
+    gate = world.store.held["put_claim"] = asyncio.Event()
+    joining = asyncio.get_running_loop().create_task(world.buffer.join(T2))
+    await until(lambda: world.store.calls[-1] == "put_claim")
+    await world.end(T2, ABORTED)
+    ending = asyncio.get_running_loop().create_task(world.buffer.carry_out_end(T2, ABORTED))
+    await asyncio.sleep(0)
+    assert not ending.done()
+    gate.set()
+    await ending
+    with pytest.raises(TransactionEnded):
+        await joining
+    await world.buffer.carry_out_end(T2, ABORTED)  # a repeated request
+    await finished(world)
+    assert await world.claims() == []

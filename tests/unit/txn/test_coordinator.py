@@ -143,7 +143,7 @@ async def test_of_another_owner_there_is_none() -> None:
             with pytest.raises(TransactionNotFound):
                 await coordinators.require_open(txn, owner)
             for action in (COMMIT, ABORT):
-                with pytest.raises(TransactionNotFound, match="neither the owner of transaction"):
+                with pytest.raises(TransactionNotFound, match="There is no transaction"):
                     await coordinators.end_transaction(txn, action, owner)
         assert len(coordinators.open_transactions()) == 1
         await coordinators.end_transaction(txn, COMMIT, "alice")
@@ -158,6 +158,32 @@ async def test_transaction_being_begun_counts_against_the_limit() -> None:
         )
         assert sum(isinstance(one, TooManyTransactions) for one in begun) == 2
         await coordinators.begin(CoordinatorId(1), 1000, None)
+
+
+@in_virtual_time
+async def test_a_role_leaves_as_many_open_transactions_to_others_as_it_has() -> None:
+    """Any role may begin transactions: none locks out the others."""
+    world = World()
+    async with world.coordinators(max_open=12) as (coordinators, _):
+
+        async def begin(owner: str, count: int) -> list[TxnId]:
+            begun = await asyncio.gather(
+                *(coordinators.begin(ZERO, 60_000, owner) for _ in range(count)),
+                return_exceptions=True,
+            )
+            refused = [each for each in begun if isinstance(each, BaseException)]
+            assert all(isinstance(each, TooManyTransactions) for each in refused)
+            return [each for each in begun if isinstance(each, TxnId)]
+
+        greedy = await begin("mallory", 100)
+        assert len(greedy) == 6
+        assert len(await begin("alice", 100)) == 3
+        assert await begin("mallory", 1) == []
+        assert len(await begin("bob", 1)) == 1
+        for txn in greedy:
+            await coordinators.end_transaction(txn, ABORT, "mallory")
+        assert len(await begin("mallory", 1)) == 1
+        assert len(await begin("alice", 100)) == 2
 
 
 @in_virtual_time

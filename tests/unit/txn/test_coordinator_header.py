@@ -67,8 +67,11 @@ def test_an_end_keeps_everything_else() -> None:
 def test_refusals() -> None:
     assert isinstance(refusal_error(TXN, COMMITTED, EndVerdict.OTHERWISE), InvalidTxnStatus)
     assert isinstance(refusal_error(TXN, None, EndVerdict.NOT_FOUND), TransactionNotFound)
-    told = str(refusal_error(TXN, OPEN, EndVerdict.NOT_FOUND))
-    assert "alice" not in told
+    none, foreign = (
+        refusal_error(TXN, header, verdict)
+        for header, verdict in ((None, EndVerdict.NOT_FOUND), (OPEN, EndVerdict.NOT_OWNER))
+    )
+    assert (type(foreign), str(foreign)) == (type(none), str(none))
 
 
 def test_timeouts() -> None:

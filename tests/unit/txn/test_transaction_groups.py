@@ -374,8 +374,10 @@ async def test_g8_a_deadline_is_extended_and_only_rises() -> None:
         assert await state_of(parts, group) is TxnState.OPEN
         with pytest.raises(InvalidGroup):
             await groups.extend(NAME, 0, begun.attempt, 10)
-        with pytest.raises(TransactionNotFound):
-            await groups.extend(NAME, 0, TxnId(group.most, 999), 10)
+        foreign = await led.begin(group.coordinator, 60_000, "alice")
+        for unknown in (TxnId(group.most, 999), foreign):
+            with pytest.raises(TransactionNotFound):
+                await groups.extend(NAME, 0, unknown, 10)
         await asyncio.sleep(TXN_TIMEOUT_MAX_MS / 1000 - 3599)
         assert await state_of(parts, group) is ABORT
         with pytest.raises(InvalidTxnStatus):

@@ -4,6 +4,7 @@ Clients that go away, answers of the store that are lost, time, owners, bounds.
 """
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -110,7 +111,7 @@ async def test_a_key_is_its_owners_own() -> None:
         keys, name = led.keys_of(led.coordinator_of(KEY), "alice", KEY)
         assert (await keys.open(name, NO_EPOCH, "")).epoch == 0
         txn = await led.begin(led.coordinator_of(KEY), 1000, "alice", KeyEpoch(KEY, 0))
-        with pytest.raises(Exception, match="neither the owner"):
+        with pytest.raises(Exception, match="There is no transaction"):
             await led.end_transaction(txn, COMMIT, None, KeyEpoch(KEY, 0))
         await open_key(led)
         await led.end_transaction(txn, COMMIT, "alice", KeyEpoch(KEY, 0))
@@ -225,6 +226,35 @@ async def test_keys_of_a_coordinator_are_bounded() -> None:
             with pytest.raises(TooManyTransactionKeys):
                 await keys.open(KeyName("", "another"), NO_EPOCH, "")
             await open_key(led)
+
+
+@pytest.mark.parametrize("bound", ["TXN_KEYS_OF_COORDINATOR", "TXN_KEY_CONNECTIONS"])
+def test_a_role_leaves_as_many_keys_to_others_as_it_has(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any role may open keys: none locks out the others, over one connection or many."""
+    set_bound(monkeypatch, bound, 12)
+
+    @in_virtual_time
+    async def run() -> None:
+        async with World().coordinators(parallelism=1) as (led, _):
+            keys, _ = led.keys_of(CoordinatorId(0), "mallory", KEY)
+            await collect(led)
+
+            async def open_keys(owner: str, count: int) -> int:
+                holder, opened = Holder(), 0
+                with suppress(TooManyTransactionKeys):
+                    for number in range(count):
+                        await keys.open(KeyName(owner, str(number)), NO_EPOCH, "", holder)
+                        opened += 1
+                return opened
+
+            assert await open_keys("mallory", 100) == 6
+            assert await open_keys("alice", 100) == 3
+            await keys.delete(KeyName("mallory", "0"))
+            assert await open_keys("bob", 2) == 2
+
+    run()
 
 
 # K5: the connections that hold a key

@@ -26,7 +26,7 @@ from magnetar.consume.settings import (
 from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, InvalidArgument, MagnetarError
-from magnetar.identity import Identities
+from magnetar.identity import FIRST_REQUESTS, Identities
 from magnetar.layout import Layout
 from magnetar.layout_watch import LayoutWatch
 from magnetar.opening import ClosedAfterwards, Openable, Opening, completed, finished
@@ -151,8 +151,8 @@ class Client(ClosedAfterwards):
     def __init__(
         self, url: str, settings: ClientSettings, *, rng: random.Random | None = None
     ) -> None:
-        ids = Identities()
         luck = rng or random.Random()
+        ids = Identities(luck.randrange(*FIRST_REQUESTS))
         pool = ConnectionPool(url, settings, ids, luck)
         self.context = ClientContext(pool, settings, ids, luck)
         self._url: Final = url

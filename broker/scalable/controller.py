@@ -1,20 +1,22 @@
 """The controller of a topic: its ordered consumers, and the segments that each one has."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import ClassVar
 
 import structlog
 
+from broker.scalable.counters import ScalableCounters
 from broker.scalable.group_controller import GroupController
 from broker.scalable.live_topics import LiveTopic, not_found
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.reserved_subscriptions import ReservedSubscriptions
 from broker.scalable.segments import Segments
-from broker.scalable.topic_store import TopicStore
+from broker.scalable.topic_store import StoredSubscription, TopicStore
 from broker.topics.client_connection import ClientConnection
 from magnetar.background_tasks import BackgroundTasks
+from magnetar.protocol.names import segment_suffix
 from magnetar.protocol.pulsar_pb2 import ScalableConsumerAssignment
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 
@@ -34,19 +36,28 @@ class TopicController:
 
     There is one for each topic that has, or had, ordered consumers.  A registration is stored
     before it is answered, and removed when the consumer has left.  After a restart registered
-    consumers count as disconnected, each with a whole grace period (`grace_s`).
+    consumers count as disconnected, each with what it had and a whole grace period.  `grace_s`
+    returns the length of grace periods that begin now.
 
     All consumers of a subscription are of one kind, that of the first: STREAM or CHECKPOINT.
     """
 
     def __init__(
-        self, live: LiveTopic, store: TopicStore, segments: Segments, *, grace_s: float
+        self,
+        live: LiveTopic,
+        store: TopicStore,
+        segments: Segments,
+        *,
+        grace_s: Callable[[], float],
+        counters: ScalableCounters,
     ) -> None:
         self.live = live
         self.groups: dict[str, GroupController] = {}
+        self._known = frozenset(live.layout.segments)
         self._store = store
         self._segments = segments
         self._grace_s = grace_s
+        self._counters = counters
         self._reserved: dict[str, ReservedSubscriptions] = {}
         # Registrations are stored and removed one after the other: a consumer that comes back while
         # its leaving is stored ends up registered.
@@ -55,12 +66,13 @@ class TopicController:
         self._closed_by: MagnetarError | None = None
 
     async def restore(self) -> None:
-        """Read the stored registrations."""
+        """Read the stored registrations and assignments."""
         for subscription, kind in (await self._store.subscriptions(self.live.name)).items():
             if kind in _CONSUMER_KINDS:
                 names = await self._store.consumers(self.live.name, subscription)
                 if names:
-                    await self._add_group(subscription, kind, names)
+                    stored = await self._store.subscription_record(self.live.name, subscription)
+                    await self._add_group(subscription, kind, names, stored)
 
     def send_away(self, why: MagnetarError) -> None:
         """Close the registered consumers' connections: another broker leads the topic now."""
@@ -73,9 +85,12 @@ class TopicController:
         self._closed_by = self._closed_by or not_found(self.live.name)
         async with self._registrations:
             pass
-        for group in self.groups.values():
-            group.close()
+        groups = [*self.groups.values()]
         self.groups.clear()
+        for group in groups:
+            group.close()
+        for group in groups:
+            await group.stored()
         await self._tasks.end()
 
     @property
@@ -126,18 +141,25 @@ class TopicController:
             reserved = ReservedSubscriptions(self.live, subscription, self._segments)
             await reserved.reserve()
             self._reserved[subscription] = reserved
-        return await self._add_group(subscription, kind, [])
+        return await self._add_group(subscription, kind, [], None)
 
     async def _add_group(
-        self, subscription: str, kind: SubscriptionKind, names: list[str]
+        self,
+        subscription: str,
+        kind: SubscriptionKind,
+        names: list[str],
+        stored: StoredSubscription | None,
     ) -> GroupController:
         group = GroupController(
             self.live,
             subscription,
             kind,
+            store=self._store,
+            stored=stored,
             grace_s=self._grace_s,
             changed=self._membership_changed,
             is_loaded=self._is_loaded,
+            counters=self._counters,
         )
         if kind is SubscriptionKind.STREAM:
             for segment in self.live.layout.sealed:
@@ -158,6 +180,8 @@ class TopicController:
                     group.replay(segment.segment_id, consumer)
         self.groups[subscription] = group
         group.start()
+        if kind is SubscriptionKind.STREAM:
+            group.mark_shareable({s.segment_id: state.shareable for s, state in running.items()})
         return group
 
     def _is_loaded(self, segment_id: int) -> bool:
@@ -182,7 +206,7 @@ class TopicController:
                     self.groups.pop(subscription).close()
 
     async def settled(self) -> None:
-        """Return when every membership that changed so far is stored."""
+        """Return when every registration that came or went so far is stored."""
         await asyncio.gather(*self._tasks.running, return_exceptions=True)
 
     def drop(self, subscription: str) -> None:
@@ -194,8 +218,19 @@ class TopicController:
     # Events
 
     def layout_changed(self) -> None:
-        """Assign the segments of a newer layout."""
+        """Assign the segments of a newer layout.
+
+        New ones have no messages yet, so nothing hinders that consumers share them.
+        """
+        layout = self.live.layout
+        made = [each for each in layout.active if each.segment_id not in self._known]
+        self._known = frozenset(layout.segments)
         for group in self.groups.values():
+            if group.kind is SubscriptionKind.STREAM:
+                states = {s: self._segments.state(segment_of(self.live.name, s)) for s in made}
+                group.mark_shareable(
+                    {s.segment_id: state is None or state.shareable for s, state in states.items()}
+                )
             group.layout_changed()
 
     def check_drained(self) -> None:
@@ -208,31 +243,40 @@ class TopicController:
                 continue
             for segment in self.live.layout.sealed:
                 name = segment_of(self.live.name, segment)
-                await self._segments.load(name)
+                try:
+                    await self._segments.load(name)
+                except MagnetarError as error:
+                    # Its next owner reports it once it is loaded; the others are checked now.
+                    log.warning("segment_not_checked", segment=str(name), error=str(error))
+                    continue
                 self._check_segment(segment.segment_id, group)
 
     def backlog_changed(self, segment_id: int, subscription: str | None = None) -> None:
-        """Check whether a subscription (None: each one) has drained a segment.
+        """Check whether a subscription (None: each one) has drained a segment, and may share it.
 
-        It has reached the segment's end, or was set back by a seek.
+        It has reached the segment's end, or was set back by a seek; or the segment got a batch
+        without entry hashes.
         """
         for group in list(self.groups.values()):
             if subscription in (None, group.subscription) and group.kind is SubscriptionKind.STREAM:
                 self._check_segment(segment_id, group)
 
     def _check_segment(self, segment_id: int, group: GroupController) -> None:
-        """Take in whether a group has drained a segment, if that is known."""
+        """Take in whether a group has drained a segment, and may share it, if that is known."""
         segment = self.live.layout.segments.get(segment_id)
         if segment is not None:
             state = self._segments.state(segment_of(self.live.name, segment))
             if state is not None:
                 group.mark_drained(segment_id, state.drained(group.subscription))
+                group.mark_shareable({segment_id: state.shareable})
 
     def attached(self, segment_id: int, subscription: str, consumer: SegmentConsumer) -> None:
         """Take in that a consumer was attached to a segment."""
         for group in list(self.groups.values()):
             if self._concerns(group, subscription, consumer, segment_id):
                 group.attached(segment_id, consumer)
+                if group.kind is SubscriptionKind.STREAM:
+                    self._check_segment(segment_id, group)
         reserved = self._reserved.get(subscription)
         if reserved is not None and reserved.awaits(segment_id):
             self._in_background(reserved.decide(segment_id))
@@ -253,7 +297,7 @@ class TopicController:
             return group.subscription == subscription
         # CHECKPOINT consumers read segments with subscriptions of their own, so the name of the
         # consumer alone tells whose they are.
-        base = consumer.name.removesuffix(f"-seg-{segment_id}")
+        base = consumer.name.removesuffix(segment_suffix(segment_id))
         return base != consumer.name and group.speaks_at_segments(base)
 
     def _in_background(self, work: Coroutine[object, object, None]) -> None:

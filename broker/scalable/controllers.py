@@ -1,7 +1,9 @@
 """The controllers of this broker's topics, and the ordered consumers of each connection."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import structlog
@@ -10,6 +12,8 @@ from broker.placement import PlacementNotReady
 from broker.scalable.answers import subscribe_error, subscribed
 from broker.scalable.controller import TopicController
 from broker.scalable.controller_record import ControllerRecord
+from broker.scalable.counters import ScalableCounters
+from broker.scalable.grace_periods import GracePeriods
 from broker.scalable.group_controller import GroupController
 from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
 from broker.scalable.records import SubscriptionKind
@@ -91,7 +95,8 @@ class Controllers:
         feeds: "FeedFollower | None",
         relays: Relays,
         *,
-        grace_s: float,
+        grace_periods: GracePeriods,
+        counters: ScalableCounters,
     ) -> None:
         """`feeds` follows segments at other brokers; None on a single broker."""
         self._topics = topics
@@ -101,13 +106,19 @@ class Controllers:
         self._controller_record = controller_record
         self._feeds = feeds
         self._relays = relays
-        self._grace_s = grace_s
+        self._grace_periods = grace_periods
+        self._counters = counters
         self._controllers: dict[TopicName, TopicController] = {}
         self._making: dict[TopicName, asyncio.Task[TopicController]] = {}
         self._registered: dict[ClientConnection, dict[int, Registration]] = {}
         self._work = BackgroundTasks()
         self._closing = BackgroundTasks()
+        self._registration_listeners: list[Callable[[LiveTopic], None]] = []
         topics.on_layout(self._layout_changed)
+
+    def on_registration(self, listener: Callable[[LiveTopic], None]) -> None:
+        """Call `listener` with the topic after each registration of an ordered consumer here."""
+        self._registration_listeners.append(listener)
 
     def of(self, name: TopicName) -> TopicController | None:
         """The controller of a topic, if it has one."""
@@ -225,6 +236,8 @@ class Controllers:
             await self._unregister(connection, request.consumer_id, registration)
             raise _cancelled(request)
         connection.send(subscribed(request.request_id, assignment))
+        for listener in self._registration_listeners:
+            listener(live)
 
     def _require_awaited(
         self,
@@ -283,17 +296,23 @@ class Controllers:
         former = self._controllers.pop(live.name, None)
         if former is not None:
             await former.close()
-        controller = TopicController(live, self._store, self._segments, grace_s=self._grace_s)
+        grace_s = partial(self._grace_periods.grace_s, live)
+        controller = TopicController(
+            live, self._store, self._segments, grace_s=grace_s, counters=self._counters
+        )
         # Added before it is complete, so that events of segments reach it meanwhile.
         self._controllers[live.name] = controller
         try:
             if self._feeds is not None:
                 await self._feeds.follow(live.name)
+            await self._grace_periods.follow(live)
             await controller.restore()
             # The lead may have been lost and taken again: then another controller is made.
             known = self._controllers.get(live.name)
             if known is not controller or not self._leads.leads(live.name):
                 raise not_led(live.name)
+            if controller.groups:
+                self._counters.controllers_taken_over += 1
         except BaseException:
             if self._controllers.get(live.name) is controller:
                 self._forget(live.name)

@@ -63,6 +63,7 @@ def _segment(segment: Segment) -> SegmentInfoProto:
         child_ids=segment.child_ids,
         created_at_epoch=segment.created_at_epoch,
         created_at_ms=segment.created_at_ms,
+        entry_bucket_splits=segment.entry_bucket_splits,
     )
     if not segment.active:
         info.sealed_at_epoch = segment.sealed_at_epoch

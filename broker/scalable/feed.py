@@ -3,7 +3,7 @@
 A leader follows a topic with FollowTopic over its channel, and gets events of the kind FEED_EVENT.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from broker.scalable.mirror import FeedMessage, segment_message
 from broker.scalable.segment_view import Members
 from broker.topics.consumer import Consumer
 from broker.topics.topic import Topic
-from magnetar.protocol.names import SegmentName, TopicDomain, TopicName, segment_name
+from magnetar.protocol.names import SegmentName, TopicName
 
 FEED_EVENT = "segment.feed"
 """Kind of the events; each is a message of `FeedMessage`."""
@@ -97,8 +97,12 @@ class SegmentFeeds:
     Without followers of its topic an event costs one look-up in a table.
     """
 
-    def __init__(self, broker: ScalableHost) -> None:
+    def __init__(
+        self, broker: ScalableHost, segment_of: Callable[[TopicName], SegmentName | None]
+    ) -> None:
+        """`segment_of` returns the segment that a topic of a name is, if it is one."""
         self._broker = broker
+        self._segment_of = segment_of
         self._process = f"{broker.random.getrandbits(64):016x}"
         self._last_id = 0
         self._topics: dict[TopicName, _FollowedTopic] = {}
@@ -162,11 +166,12 @@ class SegmentFeeds:
     def _running(self, topic: TopicName) -> dict[SegmentName, Topic]:
         found: dict[SegmentName, Topic] = {}
         for running in self._broker.topics.loaded().values():
-            if running.name.domain is TopicDomain.SEGMENT:
-                segment = segment_name(running.name)
-                # A segment that closes is in no snapshot: its next owner may report it already.
-                if segment.parent == topic and not running.closing:
-                    found[segment] = running
+            if not running.name.local_name.startswith(topic.local_name):
+                continue  # neither a segment of it, nor a topic or partition that became one
+            segment = self._segment_of(running.name)
+            # A segment that closes is in no snapshot: its next owner may report it already.
+            if segment is not None and segment.parent == topic and not running.closing:
+                found[segment] = running
         return found
 
     def _message_of(self, followed: _FollowedTopic, segment_id: int, topic: Topic) -> Members:
@@ -220,6 +225,13 @@ class SegmentFeeds:
 
     def sealed(self, segment: SegmentName, topic: Topic) -> None:
         """Report that a segment was sealed."""
+        self._report_again(segment, topic)
+
+    def sharing_changed(self, segment: SegmentName, topic: Topic) -> None:
+        """Report that consumers should not share a segment any more."""
+        self._report_again(segment, topic)
+
+    def _report_again(self, segment: SegmentName, topic: Topic) -> None:
         followed = self._topics.get(segment.parent)
         if followed is not None:
             followed.announced.pop(segment.segment_id, None)

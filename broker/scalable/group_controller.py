@@ -1,6 +1,7 @@
 """One subscription's ordered consumers: a `ConsumerGroup` with its connections and timers."""
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -8,18 +9,24 @@ from typing import TypeVar
 import structlog
 
 from broker.scalable.answers import assignment_of, assignment_update
+from broker.scalable.assignment_writer import AssignmentWriter
+from broker.scalable.counters import ScalableCounters
 from broker.scalable.group import Assignments, ConsumerGroup, SessionState
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind
+from broker.scalable.sharing_clients import can_share_segments
+from broker.scalable.topic_store import StoredSubscription, TopicStore
 from broker.topics.client_connection import ClientConnection
 from config.bounds import (
     ASSIGNMENT_REPEAT_S,
     FIRST_TAKE_UP_WAIT_S,
     LETTING_GO_CHECK_S,
+    RELEASE_COALESCE_S,
     RELEASE_WAIT_S,
     TAKE_UP_WAIT_S,
 )
+from magnetar.protocol.names import segment_suffix
 from magnetar.protocol.pulsar_pb2 import ScalableConsumerAssignment
 
 Key = TypeVar("Key")
@@ -38,12 +45,17 @@ class Member:
 class GroupController:
     """Drives one `ConsumerGroup`: passes events on, sends assignments, runs the timers.
 
-    Nothing here waits: what an event changes is sent in the same turn of the loop, so pushes leave
-    in the order of decisions.
+    Changes are sent in the same turn of the loop as the event that causes them, so pushes leave in
+    the order of decisions.  There are two exceptions, as a consumer comes and goes with as many
+    events as it has segments: segments that are released within RELEASE_COALESCE_S are granted
+    together, and timers are checked RELEASE_COALESCE_S after an event at a segment.
 
     `changed` is called with the name of a consumer that came (back) or went, so that its
     registration is stored or removed.  `is_loaded` returns whether any broker has a segment of the
-    topic loaded.
+    topic loaded.  `grace_s` returns how long a consumer that is lost now keeps its segments.
+
+    The assignment is stored in the background after each change of it.  A controller that begins
+    with the record of an earlier one gives every consumer what it had.
     """
 
     def __init__(
@@ -52,9 +64,12 @@ class GroupController:
         subscription: str,
         kind: SubscriptionKind,
         *,
-        grace_s: float,
+        store: TopicStore,
+        stored: StoredSubscription | None,
+        grace_s: Callable[[], float],
         changed: Callable[["GroupController", str], None],
         is_loaded: Callable[[int], bool],
+        counters: ScalableCounters,
     ) -> None:
         self.live = live
         self.subscription = subscription
@@ -63,23 +78,39 @@ class GroupController:
         self._grace_s = grace_s
         self._changed = changed
         self._is_loaded = is_loaded
+        self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._members: dict[str, Member] = {}
         self._former: dict[str, Member] = {}
         self._attached: dict[SegmentConsumer, tuple[int, str]] = {}
         self._grace: dict[str, asyncio.TimerHandle] = {}
-        self._release: dict[int, asyncio.TimerHandle] = {}
+        self._release: dict[tuple[int, str], asyncio.TimerHandle] = {}
         self._take_up: dict[str, asyncio.TimerHandle] = {}
         self._repeat: dict[str, asyncio.TimerHandle] = {}
         self._missing_since: dict[tuple[str, int], float] = {}
         """When a consumer was told of a segment where it is missing, or was last given it anew."""
+        self._dealing: asyncio.TimerHandle | None = None
+        """The timer of the next deal."""
+        self._dealt_s = -math.inf
+        self._watching: asyncio.TimerHandle | None = None
+        """The timer of the next check of the timers."""
+        self._seen_holdings = self.group.holdings
         self._proving: dict[ClientConnection, asyncio.Task[None]] = {}
         """Connections of consumers that have yet to release a segment."""
+        self._stored = None if stored is None else stored.assignment
+        self._writer = AssignmentWriter(
+            store, live.name, subscription, self.group.to_store, stored, counters
+        )
 
-    def begin(self, names: Iterable[str], drained: Collection[int]) -> None:
-        """Take in consumers registered earlier; their grace periods begin now."""
+    def begin(self, names: Collection[str], drained: Collection[int]) -> None:
+        """Take in the layout and consumers registered earlier; their grace periods begin now."""
+        # A registration that is not in the record is of a consumer that had not joined yet, or had
+        # just left: what the others have does not depend on it before it comes.
+        known = names if self._stored is None else self._stored.granted.keys() & set(names)
+        # It may have changed while the states of its sealed segments were asked for.
+        self.group.set_layout(self.live.layout)
+        self.group.restore(known, self._stored)
         for name in names:
-            self.group.restore(name)
             self._start_grace(name)
         self.group.drained = set(drained)
 
@@ -98,12 +129,20 @@ class GroupController:
             for timer in timers.values():
                 timer.cancel()
             timers.clear()
+        for pending in (self._dealing, self._watching):
+            if pending is not None:
+                pending.cancel()
         self._missing_since.clear()
         self._end_proofs(self._proving.keys())
         for member in (*self._members.values(), *self._former.values()):
             member.forget_connection()
         self._members.clear()
         self._former.clear()
+        self._writer.end()
+
+    async def stored(self) -> None:
+        """Return when the assignment is stored; after `close`, when its last write has ended."""
+        await self._writer.stored()
 
     def is_registered(self, name: str) -> bool:
         """Whether a consumer has a share now."""
@@ -115,8 +154,9 @@ class GroupController:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is registered, attached, or may come back."""
-        return not (self.group.sessions or self._former or self._attached)
+        """Whether nobody is registered, attached, or may come back, and this is stored."""
+        used = self.group.sessions or self._former or self._attached or self._grace
+        return not (used or self._writer.busy)
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -135,7 +175,8 @@ class GroupController:
                 earlier.forget_connection()
         self._cancel(self._grace, name)
         self._enter(name, connection, consumer_id)
-        assignments = dict(self.group.connect(name))
+        can_share = can_share_segments(connection.client_version)
+        assignments = dict(self.group.connect(name, can_share=can_share))
         own = assignments.pop(name)
         self._tell(assignments)
         log.debug("ordered_consumer_registered", consumer=name, segments=sorted(own))
@@ -173,7 +214,8 @@ class GroupController:
             assignment = self.register(name, former.connection, former.consumer_id)
             former.connection.send(assignment_update(former.consumer_id, assignment))
             self._changed(self, name)
-        self._watch_over()
+        self._store_if_changed()
+        self._watch_soon()
 
     def detached(self, consumer: SegmentConsumer, *, by_command: bool, seen: bool = True) -> None:
         """A segment consumer is gone; unless `seen`, nobody knows how."""
@@ -181,11 +223,14 @@ class GroupController:
         if known is None:
             return
         segment_id, name = known
-        if not seen:
-            self._tell(self.group.lost_sight(segment_id, name))
-            return
-        self._tell(self.group.detached(segment_id, name, by_command=by_command))
-        if by_command and self.group.has_closed_down(name):
+        if seen:
+            is_free = self.group.detached_needs_deal(segment_id, name, by_command=by_command)
+        else:
+            is_free = self.group.lost_sight_needs_deal(segment_id, name)
+        if is_free:
+            self._deal_soon()
+        self._watch_soon()
+        if seen and by_command and self.group.has_closed_down(name):
             log.debug("ordered_consumer_closed", consumer=name)
             self._part_with(name)
 
@@ -202,13 +247,20 @@ class GroupController:
         if drained != (segment_id in known):
             self._tell(self.group.set_drained(known ^ {segment_id}))
 
+    def mark_shareable(self, states: Mapping[int, bool]) -> None:
+        """Consumers may share these segments, or not any longer, as far as their messages go."""
+        known = self.group.shareable
+        changed = {each for each, shareable in states.items() if shareable != (each in known)}
+        if changed and self.group.shareable_needs_deal(known ^ changed):
+            self._tell(self.group.deal())
+
     def layout_changed(self) -> None:
         """The topic's layout is a newer one."""
         self._tell(self.group.set_layout(self.live.layout))
 
     def start(self) -> None:
         """Deal for the first time."""
-        self._tell(self.group.start())
+        self._tell(self.group.deal())
 
     # Within
 
@@ -218,7 +270,7 @@ class GroupController:
 
     def _owner_of(self, segment_id: int, consumer: SegmentConsumer) -> str:
         """The registered consumer that a segment consumer belongs to; else its own name."""
-        suffix = f"-seg-{segment_id}"
+        suffix = segment_suffix(segment_id)
         if consumer.name.endswith(suffix):
             return consumer.name.removesuffix(suffix)
         for name, member in self._members.items():
@@ -238,12 +290,14 @@ class GroupController:
 
     def _start_grace(self, name: str) -> None:
         self._cancel(self._grace, name)
-        self._grace[name] = self._loop.call_later(self._grace_s, self._grace_over, name)
+        self._grace[name] = self._loop.call_later(self._grace_s(), self._grace_over, name)
 
     def _grace_over(self, name: str) -> None:
         self._grace.pop(name, None)
         session = self.group.sessions.get(name)
-        if session is not None and session.state is SessionState.DISCONNECTED:
+        if session is None:
+            self._changed(self, name)
+        elif session.state is SessionState.DISCONNECTED:
             log.info("ordered_consumer_evicted", consumer=name, subscription=self.subscription)
             self._leave(name)
 
@@ -260,28 +314,58 @@ class GroupController:
         self._changed(self, name)
 
     def _tell(self, assignments: Assignments) -> None:
+        self._counters.rebalances += bool(assignments)
         for name, own in assignments.items():
             member = self._members.get(name)
             if member is not None:
                 update = assignment_update(member.consumer_id, self._assignment(own))
                 member.connection.send(update)
+                self._counters.assignments_sent += 1
+        self._store_if_changed()
         self._watch_over()
+
+    def _deal_soon(self) -> None:
+        """Grant a segment that was released: at once, or together with others."""
+        if self._dealing is None:
+            wait_s = self._dealt_s + RELEASE_COALESCE_S - self._loop.time()
+            if wait_s > 0:
+                self._dealing = self._loop.call_later(wait_s, self._deal)
+            else:
+                self._deal()
+
+    def _deal(self) -> None:
+        self._dealing = None
+        self._dealt_s = self._loop.time()
+        self._tell(self.group.deal())
+
+    def _store_if_changed(self) -> None:
+        """Have the assignment stored.  It changes only with the holdings."""
+        if self.group.holdings is not self._seen_holdings:
+            self._seen_holdings = self.group.holdings
+            self._writer.changed()
 
     def _assignment(self, own: Iterable[int]) -> ScalableConsumerAssignment:
         layout = self.live.layout
         segments = [layout.segments[segment_id] for segment_id in own]
-        return assignment_of(self.live.name, layout.epoch, segments)
+        shared = self.group.holdings.shared
+        return assignment_of(self.live.name, layout.epoch, segments, shared=shared)
 
     # Timers for what may never happen
 
+    def _watch_soon(self) -> None:
+        """Check the timers a moment later, once for many events: they run for seconds."""
+        if self._watching is None:
+            self._watching = self._loop.call_later(RELEASE_COALESCE_S, self._watch_over)
+
     def _watch_over(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
         awaited = self.group.awaited()
-        for segment_id in self._release.keys() - awaited:
-            self._cancel(self._release, segment_id)
-        for segment_id in awaited - self._release.keys():
-            self._release[segment_id] = self._loop.call_later(
-                RELEASE_WAIT_S, self._give_up, segment_id
-            )
+        for each in self._release.keys() - awaited:
+            self._cancel(self._release, each)
+        for each in awaited - self._release.keys():
+            self._release[each] = self._loop.call_later(RELEASE_WAIT_S, self._give_up, each)
         idle = {name for name in self._members if self.group.is_idle(name)}
         for name in self._take_up.keys() - idle:
             self._cancel(self._take_up, name)
@@ -294,11 +378,11 @@ class GroupController:
                 timer = self._loop.call_later(FIRST_TAKE_UP_WAIT_S, self._not_seen, name)
             self._take_up[name] = timer
         self._watch_differing()
-        releasing = self.group.holdings.releasing
+        former = self.group.holdings.former
         letting_go = {
             consumer.connection
             for consumer, (segment_id, name) in self._attached.items()
-            if releasing.get(segment_id) == name and consumer.connection is not None
+            if name in former(segment_id) and consumer.connection is not None
         }
         self._end_proofs(self._proving.keys() - letting_go)
         for connection in letting_go - self._proving.keys():
@@ -328,7 +412,11 @@ class GroupController:
         own = self.group.to_send_again(name)
         assignments = [own]
         now_s = self._loop.time()
-        failed = {s for s in missing if now_s - self._missing_since[name, s] >= TAKE_UP_WAIT_S}
+        failed = {
+            s
+            for s in missing
+            if now_s - self._missing_since.get((name, s), now_s) >= TAKE_UP_WAIT_S
+        }
         if failed:
             # A subscribe of the official client ends within its operation timeout (30 s).  If it
             # failed, only a segment that comes anew is tried again.  A segment that is missing for
@@ -339,6 +427,7 @@ class GroupController:
         for segments in assignments:
             update = assignment_update(member.consumer_id, self._assignment(segments))
             member.connection.send(update)
+            self._counters.assignments_sent += 1
         self._repeat_later(name)
 
     async def _prove(self, connection: ClientConnection) -> None:
@@ -355,9 +444,9 @@ class GroupController:
         for connection in list(connections):
             self._proving.pop(connection).cancel()
 
-    def _give_up(self, segment_id: int) -> None:
-        self._release.pop(segment_id, None)
-        self._tell(self.group.give_up_waiting({segment_id}))
+    def _give_up(self, awaited: tuple[int, str]) -> None:
+        self._release.pop(awaited, None)
+        self._tell(self.group.give_up_waiting({awaited}))
 
     def _not_seen(self, name: str) -> None:
         """It was never seen: it is taken for closed, unless all of its segments may be loading."""

@@ -1,5 +1,5 @@
-"""The history of a topic: one entry for each change of its layout, and for each move of its lead.
-Pure.
+"""The history of a topic: an entry for each change of its layout, and for changes that its policy
+wanted and could not make.  Pure.
 """
 
 import enum
@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from broker.scalable.layout import Layout, Reshape
+from broker.scalable.layout import Layout, Reshape, Segment
 
 
 class ChangeKind(enum.Enum):
@@ -16,29 +16,42 @@ class ChangeKind(enum.Enum):
     CREATE = "create"
     SPLIT = "split"
     MERGE = "merge"
+    REBUCKET = "rebucket"
+    MIGRATE = "migrate"
     PRUNE = "prune"
     MOVE = "move"
+    REFUSAL = "refusal"
+    """The policy wanted to change the layout, and a cause that no cooldown ends forbids it."""
+
+
+_NO_CHANGES = frozenset({ChangeKind.MOVE, ChangeKind.REFUSAL})
+"""Kinds of entries after which the layout is as before."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One change.  `parents` are the segments it ended, `children` those it created."""
+    """One change or refusal.  `parents` are the segments it ended, `children` those it created.
+
+    `cause` is the sentence of the policy that decided it; empty for a change on request.
+    """
 
     time_ms: int
     kind: ChangeKind
     epoch: int
     parents: tuple[int, ...] = ()
     children: tuple[int, ...] = ()
+    cause: str = ""
 
     def to_json(self) -> dict[str, object]:
         """The entry as it is stored and as REST shows it."""
-        return {
+        members: dict[str, object] = {
             "timeMs": self.time_ms,
             "kind": self.kind.value,
             "epoch": self.epoch,
             "parents": list(self.parents),
             "children": list(self.children),
         }
+        return {**members, "cause": self.cause} if self.cause else members
 
 
 def encode(entry: HistoryEntry) -> bytes:
@@ -55,18 +68,25 @@ def decode(value: bytes) -> HistoryEntry:
         int(members["epoch"]),
         tuple(members["parents"]),
         tuple(members["children"]),
+        str(members.get("cause", "")),
     )
 
 
-def of_reshape(change: Reshape, *, now_ms: int) -> HistoryEntry:
-    """The entry of a split or merge."""
+def of_reshape(change: Reshape, *, now_ms: int, cause: str = "") -> HistoryEntry:
+    """The entry of a split, merge, rebucket or migration."""
     return HistoryEntry(
         now_ms,
-        ChangeKind.SPLIT if len(change.parents) == 1 else ChangeKind.MERGE,
+        ChangeKind[change.kind.name],
         change.layout.epoch,
         tuple(parent.segment_id for parent in change.parents),
         tuple(child.segment_id for child in change.children),
+        cause,
     )
+
+
+def of_refusal(layout: Layout, cause: str, *, now_ms: int) -> HistoryEntry:
+    """The entry of a change that the policy wanted and did not make."""
+    return HistoryEntry(now_ms, ChangeKind.REFUSAL, layout.epoch, cause=cause)
 
 
 def of_prune(layout: Layout, gone: Collection[int], *, now_ms: int) -> HistoryEntry:
@@ -84,8 +104,8 @@ def readable(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
 
     A write without a known outcome may have stored an entry twice: the last one counts.
     """
-    changes = {entry.epoch: entry for entry in entries if entry.kind is not ChangeKind.MOVE}
-    return [e for e in entries if e.kind is ChangeKind.MOVE or changes[e.epoch] is e]
+    changes = {entry.epoch: entry for entry in entries if entry.kind not in _NO_CHANGES}
+    return [e for e in entries if e.kind in _NO_CHANGES or changes[e.epoch] is e]
 
 
 def missing(layout: Layout, entries: Sequence[HistoryEntry], *, now_ms: int) -> list[HistoryEntry]:
@@ -94,7 +114,7 @@ def missing(layout: Layout, entries: Sequence[HistoryEntry], *, now_ms: int) -> 
     An entry is written after the change of the record (that of a creation before it), so a process
     that dies in between leaves a gap.
     """
-    recorded = {entry.epoch for entry in entries if entry.kind is not ChangeKind.MOVE}
+    recorded = {entry.epoch for entry in entries if entry.kind not in _NO_CHANGES}
     epochs = [epoch for epoch in range(layout.epoch + 1) if epoch not in recorded]
     found = [_derived(layout, epoch, now_ms) for epoch in epochs]
     prunes = [number for number, entry in enumerate(found) if entry.kind is ChangeKind.PRUNE]
@@ -118,5 +138,18 @@ def _derived(layout: Layout, epoch: int, now_ms: int) -> HistoryEntry:
         return HistoryEntry(time_ms, ChangeKind.CREATE, 0, (), children)
     if not made:
         return HistoryEntry(now_ms, ChangeKind.PRUNE, epoch)
-    kind = ChangeKind.MERGE if len(ended) > 1 else ChangeKind.SPLIT
-    return HistoryEntry(made[0].created_at_ms, kind, epoch, ended, children)
+    return HistoryEntry(
+        made[0].created_at_ms, _derived_kind(layout, ended, made), epoch, ended, children
+    )
+
+
+def _derived_kind(layout: Layout, ended: Sequence[int], made: Sequence[Segment]) -> ChangeKind:
+    if any(layout.segments[each].legacy_topic_name is not None for each in ended):
+        return ChangeKind.MIGRATE
+    if len(made) > 1:
+        return ChangeKind.SPLIT
+    # Parents may have been pruned since, so only a range that is the same shows a rebucket.
+    (child,) = made
+    parents = [layout.segments[each] for each in ended]
+    same = any((p.hash_start, p.hash_end) == (child.hash_start, child.hash_end) for p in parents)
+    return ChangeKind.REBUCKET if same else ChangeKind.MERGE

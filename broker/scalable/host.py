@@ -5,6 +5,7 @@ from typing import Protocol
 
 from broker.placement import Placement
 from broker.policies.namespaces import Namespaces
+from broker.policies.topic_policies import TopicPolicies
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
@@ -27,6 +28,7 @@ class ScalableHost(Protocol):
     managed_ledgers: ManagedLedgerFactory
     placement: Placement
     namespaces: Namespaces
+    topic_policies: TopicPolicies
     schemas: SchemaRegistry
     topics: TopicRegistry
     offloads: Offloads

@@ -9,7 +9,7 @@ import structlog
 from broker.placement import Placement
 from broker.placement.choice import choose_by_name
 from broker.scalable.leftovers import Leftovers
-from broker.scalable.live_topics import LiveTopics
+from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.pruning import Pruner
 from broker.scalable.steps import Step
 from broker.scalable.topic_leadership import TopicLeadership
@@ -31,8 +31,9 @@ class Housekeeping:
     by the live broker that its name chooses, as soon as its leader or a broker goes, and in each
     round.
 
-    `recover` finishes or undoes one step, under its topic's lock; `interval_s` is the time between
-    rounds.
+    `recover` finishes or undoes one step, under its topic's lock; `is_finishing` returns whether
+    one is being finished without the lock; `finish_late` finishes a migration that was published
+    after its step was undone; `interval_s` is the time between rounds.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Housekeeping:
         leftovers: Leftovers,
         *,
         recover: Callable[[Step], Awaitable[None]],
+        is_finishing: Callable[[Step], bool],
+        finish_late: Callable[[LiveTopic], Awaitable[None]],
         retention_of: Callable[[NamespaceName], Awaitable[Retention]],
         interval_s: float,
     ) -> None:
@@ -55,6 +58,8 @@ class Housekeeping:
         self._placement = placement
         self._leftovers = leftovers
         self._recover = recover
+        self._is_finishing = is_finishing
+        self._finish_late = finish_late
         self._retention_of = retention_of
         self._interval_s = interval_s
         self._without_leader: set[TopicName] = set()
@@ -114,6 +119,8 @@ class Housekeeping:
         await self._topics.refresh(name)
         live = await self._topics.find(name)
         if live is not None:
+            if live.layout.legacy:
+                await self._finish_late(live)
             await self._pruner.prune(live, await self._retention_of(name.namespace_name))
 
     # Steps
@@ -124,11 +131,12 @@ class Housekeeping:
         await self._take_up(await self._store.begun_for(name))
 
     def _is_stray(self, step: Step) -> bool:
-        """Whether nobody works on a step: an earlier leader's note was stored late."""
-        live = self._topics.known(step.topic)
-        busy = self._topics.is_changing(step.topic) or (live is not None and live.work.busy)
-        known = step in self._leftovers.all()
-        return self._leads.leads(step.topic) and not busy and not known
+        """Whether nobody may work on a step: an earlier leader's note was stored late.
+
+        If the topic's lock is held, that may be for this step: see `_recover_step`.
+        """
+        known = step in self._leftovers.all() or self._is_finishing(step)
+        return self._leads.leads(step.topic) and not known
 
     async def _finish_leftovers(self) -> None:
         while True:
@@ -160,7 +168,8 @@ class Housekeeping:
 
     async def _recover_step(self, step: Step) -> None:
         async with self._topics.lock(step.topic):
-            if not self._leads.leads(step.topic) or await self._store.noted(step) != step:
+            ours = self._leads.leads(step.topic) and not self._is_finishing(step)
+            if not ours or await self._store.noted(step) != step:
                 self._leftovers.discard(step)
                 return
             await self._recover(step)

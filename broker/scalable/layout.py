@@ -1,7 +1,7 @@
 """The layout of a scalable topic: a DAG of range segments, as immutable values.  Pure."""
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from http import HTTPStatus
@@ -9,11 +9,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import ClassVar
 
-from config.bounds import MAX_INITIAL_SEGMENTS
+from config.bounds import MAX_ENTRY_BUCKETS, MAX_INITIAL_SEGMENTS, MAX_MIGRATED_PARTITIONS
+from magnetar.protocol.key_hash import KEY_SPACE
 from magnetar.protocol.server_error import InternalError, PeerError, ServerError
-
-KEYSPACE = 65536
-"""Hashes run from 0 to one less than this."""
 
 NEVER = -1
 """`sealed_at_epoch` and `sealed_at_ms` of a segment that is not sealed."""
@@ -34,15 +32,19 @@ class IllegalReshape(PeerError):
 
 
 class SegmentNotActive(IllegalReshape):
-    """Only ACTIVE segments can be split or merged."""
+    """Only ACTIVE segments can be split, merged or rebucketed."""
 
 
 class SegmentsNotAdjacent(IllegalReshape):
-    """Only two neighbours in the key space can be merged."""
+    """Only neighbours in the key space can be merged, at least two."""
 
 
 class SegmentTooNarrow(IllegalReshape):
-    """A range of one hash cannot be split."""
+    """A range cannot be split into more parts than it has hashes."""
+
+
+class IllegalBucketCount(IllegalReshape):
+    """A segment has at least one entry bucket, and not more than it may have."""
 
 
 class IllegalSegmentCount(IllegalReshape):
@@ -67,7 +69,8 @@ class Segment:
     """One node of the DAG.
 
     The hash range is inclusive at both ends, as in segment names and on the wire.  Times are
-    wall-clock milliseconds.
+    wall-clock milliseconds.  `entry_bucket_splits` are the first hashes of its entry buckets but
+    the first (PIP-486); without any the segment is one bucket.
     """
 
     segment_id: int
@@ -81,6 +84,12 @@ class Segment:
     sealed_at_epoch: int = NEVER
     sealed_at_ms: int = NEVER
     legacy_topic_name: str | None = None
+    entry_bucket_splits: tuple[int, ...] = ()
+
+    @property
+    def entry_buckets(self) -> int:
+        """The number of its entry buckets."""
+        return len(self.entry_bucket_splits) + 1
 
     @property
     def active(self) -> bool:
@@ -120,6 +129,12 @@ class Layout:
     def sealed(self) -> tuple[Segment, ...]:
         """The SEALED segments in id order."""
         return tuple(s for s in self.segments.values() if not s.active)
+
+    @cached_property
+    def legacy(self) -> Mapping[str, Segment]:
+        """The segments that were ordinary topics or partitions, by the names of those."""
+        every = self.segments.values()
+        return {s.legacy_topic_name: s for s in every if s.legacy_topic_name is not None}
 
     def segment(self, segment_id: int) -> Segment:
         """The segment of that id.  Raises `UnknownSegment`."""
@@ -162,71 +177,171 @@ class Layout:
         return frozenset(seen)
 
 
+class ReshapeKind(enum.Enum):
+    """The kind of a change that seals segments and creates others."""
+
+    SPLIT = enum.auto()
+    MERGE = enum.auto()
+    REBUCKET = enum.auto()
+    MIGRATE = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """A layout after a split or merge, the segments it sealed and those it created."""
+    """A layout after a split, merge, rebucket or migration: what it sealed, and what it created."""
 
     layout: Layout
     parents: tuple[Segment, ...]
     children: tuple[Segment, ...]
 
+    @property
+    def kind(self) -> ReshapeKind:
+        """The kind of the change."""
+        if any(parent.legacy_topic_name is not None for parent in self.parents):
+            return ReshapeKind.MIGRATE
+        if len(self.parents) > 1:
+            return ReshapeKind.MERGE
+        return ReshapeKind.SPLIT if len(self.children) > 1 else ReshapeKind.REBUCKET
+
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
     """Divide the key space into `count` ranges of equal width; the last takes the rest."""
-    width = KEYSPACE // count
+    width = KEY_SPACE // count
     starts = range(0, count * width, width)
-    return [(start, start + width - 1) for start in starts[:-1]] + [(starts[-1], KEYSPACE - 1)]
+    return [(start, start + width - 1) for start in starts[:-1]] + [(starts[-1], KEY_SPACE - 1)]
 
 
-def initial(count: int, *, now_ms: int) -> Layout:
+def even_bucket_splits(count: int) -> tuple[int, ...]:
+    """The first hashes of all buckets but the first, of `count` even ones (PIP-486).
+
+    Raises `IllegalBucketCount`.
+    """
+    require_bucket_count(count, MAX_ENTRY_BUCKETS)
+    return tuple(number * KEY_SPACE // count for number in range(1, count))
+
+
+def require_bucket_count(count: int, most: int) -> None:
+    """Raise `IllegalBucketCount` unless a segment may have `count` entry buckets."""
+    if not 1 <= count <= most:
+        raise IllegalBucketCount(
+            f"A segment cannot have {count} entry buckets: give it 1 to {most}."
+        )
+
+
+def initial(count: int, *, now_ms: int, bucket_budget: int = 1) -> Layout:
     """The layout of a new topic: `count` segments of equal width, at epoch 0.
 
+    `bucket_budget` is the number of entry buckets that they have together; each has at least one,
+    and at most MAX_ENTRY_BUCKETS.
     Raises `IllegalSegmentCount`.
     """
     if not 1 <= count <= MAX_INITIAL_SEGMENTS:
         raise IllegalSegmentCount(
             f"A topic cannot start with {count} segments: ask for 1 to {MAX_INITIAL_SEGMENTS}."
         )
+    splits = even_bucket_splits(_buckets_of_each(count, bucket_budget))
     segments = [
-        Segment(number, start, end, created_at_epoch=0, created_at_ms=now_ms)
+        Segment(
+            number,
+            start,
+            end,
+            created_at_epoch=0,
+            created_at_ms=now_ms,
+            entry_bucket_splits=splits,
+        )
         for number, (start, end) in enumerate(even_ranges(count))
     ]
     return _layout(0, count, segments)
 
 
-def split(layout: Layout, segment_id: int, *, now_ms: int) -> Reshape:
-    """Split an ACTIVE segment into halves; the lower one is the larger if the width is odd.
+def migrated(legacy_topics: Sequence[str], *, now_ms: int, bucket_budget: int = 1) -> Reshape:
+    """The layout of a topic that was an ordinary one, of one topic or these partitions in order.
 
+    Each is a SEALED segment of the whole key space, as partitions are chosen by another rule than
+    ranges, and a parent of every ACTIVE segment; of these there are as many, of equal width.  The
+    epoch is 1: that of the layout which clients of an ordinary topic get is 0.  `bucket_budget` as
+    in `initial`.  Raises `IllegalSegmentCount`.
+    """
+    count = len(legacy_topics)
+    if not 1 <= count <= MAX_MIGRATED_PARTITIONS:
+        raise IllegalSegmentCount(
+            f"A topic of {count} partitions cannot be migrated: {MAX_MIGRATED_PARTITIONS} are the "
+            "most. Create a scalable topic beside it, and copy the messages."
+        )
+    parents = tuple(
+        Segment(number, 0, KEY_SPACE - 1, 0, now_ms, legacy_topic_name=name)
+        for number, name in enumerate(legacy_topics)
+    )
+    # Before it there was no layout: the ranges of these do not cover each hash once.
+    before = Layout(0, count, {parent.segment_id: parent for parent in parents})
+    buckets = _buckets_of_each(count, bucket_budget)
+    return _reshape(before, parents, tuple(even_ranges(count)), buckets, now_ms)
+
+
+def _buckets_of_each(segments: int, budget: int) -> int:
+    """The entry buckets of each of the segments that share a budget of them."""
+    return min(max(1, budget // segments), MAX_ENTRY_BUCKETS)
+
+
+def split(layout: Layout, segment_id: int, *, now_ms: int, parts: int = 2) -> Reshape:
+    """Split an ACTIVE segment into `parts` of equal width, give or take a hash.
+
+    Of two, the lower one is the larger if the width is odd.  The parts share its entry buckets.
     Raises `UnknownSegment`, `SegmentNotActive`, `SegmentTooNarrow`.
     """
+    if parts < 2:
+        raise ValueError(f"a segment was to be split into {parts}")
     parent = _active(layout, segment_id)
-    if parent.hash_start == parent.hash_end:
+    width = parent.hash_end - parent.hash_start + 1
+    if width < parts:
         raise SegmentTooNarrow(
-            f"Segment {segment_id} holds the single hash {parent.hash_start} and cannot be split: "
-            "split another one."
+            f"Segment {segment_id} holds the hashes {parent.hash_start} to {parent.hash_end} and "
+            f"cannot be split into {parts}: split another one."
         )
-    middle = parent.hash_start + (parent.hash_end - parent.hash_start) // 2
-    return _reshape(
-        layout,
-        (parent,),
-        ((parent.hash_start, middle), (middle + 1, parent.hash_end)),
-        now_ms,
-    )
+    starts = [parent.hash_start + -(-width * number // parts) for number in range(parts)]
+    ends = [start - 1 for start in starts[1:]] + [parent.hash_end]
+    buckets = max(1, parent.entry_buckets // parts)
+    return _reshape(layout, (parent,), tuple(zip(starts, ends, strict=True)), buckets, now_ms)
 
 
-def merge(layout: Layout, first_id: int, second_id: int, *, now_ms: int) -> Reshape:
-    """Merge two ACTIVE neighbours, given in either order, into one segment.
+def merge(
+    layout: Layout,
+    segment_ids: Collection[int],
+    *,
+    now_ms: int,
+    max_buckets: int = MAX_ENTRY_BUCKETS,
+) -> Reshape:
+    """Merge ACTIVE neighbours, two or more in any order, into one segment with all their buckets.
+
+    It gets at most `max_buckets` of them.
 
     Raises `UnknownSegment`, `SegmentNotActive`, `SegmentsNotAdjacent`.
     """
-    pair = (_active(layout, first_id), _active(layout, second_id))
-    lower, upper = sorted(pair, key=_range_key)
-    if lower.hash_end + 1 != upper.hash_start:
+    parents = tuple(sorted((_active(layout, each) for each in segment_ids), key=_range_key))
+    touching = all(low.hash_end + 1 == high.hash_start for low, high in pairwise(parents))
+    if len(parents) < 2 or not touching:
         raise SegmentsNotAdjacent(
-            f"Segments {first_id} and {second_id} are not neighbours in the key space: "
-            f"merge two whose ranges touch ({_neighbours(layout)})."
+            f"Segments {_listed(segment_ids)} are not neighbours in the key space: "
+            f"merge two or more whose ranges touch ({_neighbours(layout)})."
         )
-    return _reshape(layout, (lower, upper), ((lower.hash_start, upper.hash_end),), now_ms)
+    buckets = min(sum(parent.entry_buckets for parent in parents), max_buckets)
+    span = (parents[0].hash_start, parents[-1].hash_end)
+    return _reshape(layout, parents, (span,), buckets, now_ms)
+
+
+def rebucket(layout: Layout, segment_id: int, bucket_count: int, *, now_ms: int) -> Reshape:
+    """Replace an ACTIVE segment by one of the same range with `bucket_count` entry buckets.
+
+    Raises `UnknownSegment`, `SegmentNotActive`, `IllegalBucketCount`.
+    """
+    parent = _active(layout, segment_id)
+    if bucket_count == parent.entry_buckets:
+        raise IllegalBucketCount(
+            f"Segment {segment_id} has {bucket_count} entry buckets already: ask for another "
+            "number."
+        )
+    span = (parent.hash_start, parent.hash_end)
+    return _reshape(layout, (parent,), (span,), bucket_count, now_ms)
 
 
 def prune(layout: Layout, segment_ids: Collection[int]) -> Layout:
@@ -272,30 +387,33 @@ def _problems(layout: Layout) -> Iterator[str]:
         if segment.hash_start != expected or segment.hash_end < segment.hash_start:
             yield f"ACTIVE ranges have a hole or overlap at hash {expected}"
         expected = segment.hash_end + 1
-    if expected != KEYSPACE:
+    if expected != KEY_SPACE:
         yield f"ACTIVE ranges end at hash {expected - 1}"
     for segment_id, segment in layout.segments.items():
         if segment_id != segment.segment_id or segment_id >= layout.next_segment_id:
             yield f"segment {segment_id} has a wrong id"
+        splits = segment.entry_bucket_splits
+        if any(low >= high for low, high in pairwise((0, *splits, KEY_SPACE))):
+            yield f"the entry buckets of segment {segment_id} do not rise: {splits}"
         if segment.active == bool(segment.child_ids):
             yield f"{segment.state.value} segment {segment_id} has children {segment.child_ids}"
         if segment.active != (segment.sealed_at_epoch == NEVER):
             yield f"segment {segment_id} is {segment.state.value} at the wrong epoch"
         if max(segment.created_at_epoch, segment.sealed_at_epoch) > layout.epoch:
             yield f"segment {segment_id} is newer than the layout"
-        yield from _broken_links(layout, segment)
+    yield from _broken_links(layout)
 
 
-def _broken_links(layout: Layout, segment: Segment) -> Iterator[str]:
-    own = segment.segment_id
-    for parent_id in segment.parent_ids:
-        parent = layout.segments.get(parent_id)
-        if parent is None or own not in parent.child_ids or parent_id >= own:
-            yield f"segment {own} and its parent {parent_id} do not agree"
-    for child_id in segment.child_ids:
-        child = layout.segments.get(child_id)
-        if child is None or own not in child.parent_ids:
-            yield f"segment {own} and its child {child_id} do not agree"
+def _broken_links(layout: Layout) -> Iterator[str]:
+    # All at once: after a migration each of many parents has each of many children.
+    every = layout.segments.values()
+    named_by_child = {(parent, each.segment_id) for each in every for parent in each.parent_ids}
+    named_by_parent = {(each.segment_id, child) for each in every for child in each.child_ids}
+    for parent, child in sorted(named_by_child ^ named_by_parent):
+        yield f"segment {child} and its parent {parent} do not agree"
+    for parent, child in sorted(named_by_child):
+        if parent >= child:
+            yield f"segment {child} is older than its parent {parent}"
 
 
 def _active(layout: Layout, segment_id: int) -> Segment:
@@ -312,8 +430,11 @@ def _reshape(
     layout: Layout,
     parents: tuple[Segment, ...],
     ranges: tuple[tuple[int, int], ...],
+    buckets: int,
     now_ms: int,
 ) -> Reshape:
+    """The layout after `parents` became one child for each range, with `buckets` entry buckets."""
+    splits = even_bucket_splits(buckets)
     epoch = layout.epoch + 1
     parent_ids = tuple(sorted(parent.segment_id for parent in parents))
     children = tuple(
@@ -324,6 +445,7 @@ def _reshape(
             created_at_epoch=epoch,
             created_at_ms=now_ms,
             parent_ids=parent_ids,
+            entry_bucket_splits=splits,
         )
         for number, (start, end) in enumerate(ranges)
     )

@@ -65,7 +65,10 @@ class Lifecycle:
         deleting: Callable[[TopicName], Awaitable[None]],
         leads: TopicLeadership,
         leftovers: Leftovers,
+        *,
+        entry_buckets: int,
     ) -> None:
+        """`entry_buckets` are those of a new topic, which its segments share."""
         self._topics = topics
         self._store = store
         self._segments = segments
@@ -74,6 +77,7 @@ class Lifecycle:
         self._deleting = deleting
         self._leads = leads
         self._leftovers = leftovers
+        self._entry_buckets = entry_buckets
 
     async def create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
@@ -87,17 +91,30 @@ class Lifecycle:
         require_creatable(name)
         require_storable(properties)
         now_ms = self._clock.now_ms()
-        first = layout.initial(segments, now_ms=now_ms)
+        first = layout.initial(segments, now_ms=now_ms, bucket_budget=self._entry_buckets)
         async with self._topics.lock(name):
             if await self._topics.find(name) is not None:
                 raise ScalableTopicExists(f"{name} exists already: use it, or choose another name.")
-            await self._clear_leftover(name)
+            await self.clear_leftover(name)
             # Before the record: an entry without a topic is harmless, and no topic lacks its first.
             await self._store.append_history(name, history.of_creation(first, now_ms=now_ms))
             record = ScalableTopicRecord(first, dict(properties))
             live = self._topics.add(await self._store.create(name, record))
         log.info("scalable_topic_created", topic=str(name), segments=segments)
         return live
+
+    async def amend(
+        self, name: TopicName, change: Callable[[ScalableTopicRecord], ScalableTopicRecord]
+    ) -> None:
+        """Change what a topic's record says beside the layout.
+
+        Raises `ScalableTopicNotFound`, `ConcurrentChange`.
+        """
+        async with self._topics.lock(twin(name)):
+            live = await self._topics.get(name)
+            record = change(live.stored.record)
+            if record != live.stored.record:
+                self._topics.publish(live, await self._store.change(live.stored, record))
 
     async def delete(
         self, name: TopicName, *, force: bool, before: Callable[[], Awaitable[None]]
@@ -111,7 +128,7 @@ class Lifecycle:
         name = twin(name)
         async with self._topics.lock(name):
             await self._topics.get(name)
-            await self._clear_leftover(name)
+            await self.clear_leftover(name)
             live = await self._topics.get(name)
             found = live.stored
             ends = tuple(segment_of(name, s) for s in found.record.layout.segments.values())
@@ -151,7 +168,8 @@ class Lifecycle:
             await self._finish(step)
         self._leftovers.discard(step)
 
-    async def _clear_leftover(self, name: TopicName) -> None:
+    async def clear_leftover(self, name: TopicName) -> None:
+        """Finish the deletion of an earlier topic of the name.  The caller holds its lock."""
         leftover = await self._store.noted(Step(name, StepKind.DELETE, 0))
         if leftover is not None:
             # The lead is refused while the broker that deletes the topic is still at work.
@@ -171,6 +189,7 @@ class Lifecycle:
         """Delete the segments and all other records of a topic whose record is gone."""
         others = [s for s in await self._store.begun_for(step.topic) if s.key != step.key]
         segments = {*step.ends, *(s for other in others for s in (*other.ends, *other.makes))}
+        await self._segments.forget_partitioned(segments)
         failures: list[MagnetarError] = []
         for segment in sorted(segments):
             try:
@@ -189,5 +208,7 @@ class Lifecycle:
                 f"{step.topic} is led by another broker now, which removes what is left of it."
             )
         await self._store.remove_dependents(step.topic)
+        for segment in segments:
+            await self._store.remove_load(step.topic, segment.segment_id)
         for done in (*others, step):
             await self._store.end(done)

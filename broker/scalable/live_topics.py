@@ -1,7 +1,7 @@
 """The scalable topics that this process has in memory, each with its newest record."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -9,10 +9,11 @@ from weakref import WeakValueDictionary
 import structlog
 
 from broker.scalable.layout import CorruptLayout, Layout
+from broker.scalable.records import segment_of
 from broker.scalable.topic_store import ScalableTopicNotFound, StoredTopic, TopicStore
 from config.bounds import RECORD_LOOK_RETRY_S
 from magnetar.background_tasks import BackgroundTasks
-from magnetar.protocol.names import TopicDomain, TopicName
+from magnetar.protocol.names import SegmentName, TopicDomain, TopicName, segment_name
 from storage.metadata.store import Event, MetadataError
 from storage.metadata.watch_follower import WatchFollower
 
@@ -27,7 +28,7 @@ LayoutListener = Callable[["LiveTopic"], None]
 class LiveTopic:
     """One scalable topic in memory."""
 
-    __slots__ = ("__weakref__", "name", "sealing", "stored", "uses", "work")
+    __slots__ = ("__weakref__", "name", "sealed_legacy", "sealing", "stored", "uses", "work")
 
     def __init__(self, stored: StoredTopic) -> None:
         self.name = stored.name
@@ -36,6 +37,8 @@ class LiveTopic:
         """How often the topic was asked for; idle topics are known by it."""
         self.sealing: set[int] = set()
         """Segments SEALED in the layout whose subscriptions are not all carried over yet."""
+        self.sealed_legacy: set[int] = set()
+        """Legacy segments whose owners have said that they are terminated."""
         self.work = BackgroundTasks(log, failure_event="reshape_failed")
         """Background tasks for the topic; they are ended before it is deleted."""
 
@@ -84,7 +87,10 @@ class LiveTopics:
         self._listeners.append(listener)
 
     def on_renewal(self, listener: NameListener) -> None:
-        """Call `listener` with a name under which a topic was deleted and another one created."""
+        """Call `listener` with an awaited name under which a topic was created by another broker.
+
+        Before there was none, or one that is deleted.
+        """
         self._renewal_listeners.append(listener)
 
     def all(self) -> list[LiveTopic]:
@@ -94,6 +100,16 @@ class LiveTopics:
     def known(self, name: TopicName) -> LiveTopic | None:
         """The topic, if it is in memory."""
         return self._held.get(name)
+
+    def segment_of(self, name: TopicName) -> SegmentName | None:
+        """The segment that a topic is: one by its name, or a legacy one of a topic in memory."""
+        if name.domain is TopicDomain.SEGMENT:
+            return segment_name(name)
+        if name.domain is not TopicDomain.PERSISTENT:
+            return None
+        live = self._held.get(twin(name.partitioned))
+        found = None if live is None else live.layout.legacy.get(str(name))
+        return None if live is None or found is None else segment_of(live.name, found)
 
     def unload(self, live: LiveTopic) -> None:
         """Drop a topic that nobody uses from memory; its next use reads its record again."""
@@ -153,6 +169,7 @@ class LiveTopics:
         stored = await self._store.load(name)
         if stored is None:
             self._drop(name)
+            self.forget_name(name)
             return None
         if live is None:
             return self.add(stored)
@@ -160,7 +177,10 @@ class LiveTopics:
         return live
 
     def add(self, stored: StoredTopic) -> LiveTopic:
-        """Add a topic that was just created or loaded and is not in memory."""
+        """Add a topic that was just created or loaded, unless its watch did."""
+        known = self._held.get(stored.name)
+        if known is not None and _follows(stored, known.stored):
+            return known
         live = self._topics[stored.name] = self._held[stored.name] = LiveTopic(stored)
         self._watch(stored.name)
         return live
@@ -183,7 +203,7 @@ class LiveTopics:
         """Read a topic's record, and take it in if the topic is in memory."""
         while True:
             before = self._known_record(name)
-            stored = await self._store.load(name)
+            stored = await self._store.load(name, before)
             if before is not None and not _follows(before, stored):
                 # The read may be older than the known record.  A fresh one proves that the topic is
                 # gone, or that another one has its name.
@@ -192,11 +212,19 @@ class LiveTopics:
                 self._take_in(name, before, stored)
                 return stored
 
-    def forget_names(self) -> None:
-        """Stop watching the names of deleted topics that nobody waits for."""
-        for name in list(self._watching):
-            if name not in self._held and not self._is_awaited(name):
-                self._unwatch(name)
+    def follow_name(self, name: TopicName) -> None:
+        """Watch a name that is awaited, whether there is a topic or not."""
+        self._watch(name)
+
+    def forget_name(self, name: TopicName) -> None:
+        """Stop watching a name, unless its topic is in memory or the name is awaited."""
+        if name not in self._held and not self._is_awaited(name):
+            self._unwatch(name)
+
+    @property
+    def watched(self) -> Collection[TopicName]:
+        """The names whose records are watched."""
+        return self._watching.keys()
 
     async def stop(self) -> None:
         """Stop all watches."""
@@ -223,9 +251,12 @@ class LiveTopics:
             return
         self._drop(name)
         if stored is not None and (before is not None or self._is_awaited(name)):
+            if before is None:
+                self.add(stored)
             log.info("scalable_topic_renewed", topic=str(name))
             for listener in self._renewal_listeners:
                 _call_listener(listener, name, name=name)
+        self.forget_name(name)
 
     def _watch(self, name: TopicName) -> None:
         if not self._shared or name in self._watching:
@@ -266,6 +297,7 @@ class LiveTopics:
         """Have the name found, or created, again."""
         self._deletions += 1
         self._deleting.discard(name)
+        self.forget_name(name)
 
 
 def twin(name: TopicName) -> TopicName:

@@ -2,21 +2,24 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import ClassVar, Protocol
 
 import structlog
 
+from broker.scalable.counters import ScalableCounters
 from broker.scalable.host import ScalableHost
+from broker.scalable.key_sample import KeySample
+from broker.scalable.key_sampling import sample_keys
 from broker.scalable.offloading import offload_manifest
+from broker.scalable.segment_stats import stats_of
 from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
-from broker.topics.backlog_sizes import backlog_sizes
+from broker.topics.carried_ids import FinalSequences
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.subscription import Subscription
 from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
 from magnetar.protocol.ids import Position
-from magnetar.protocol.names import SegmentName
+from magnetar.protocol.names import SegmentName, TopicName
 from magnetar.protocol.server_error import InternalError, PeerError, ServerError
 from storage.managed_ledger.types import ManagedLedgerNotFound
 
@@ -49,7 +52,8 @@ class LocalSegments:
     """Carries out requests about segments that this broker owns.
 
     `is_named` returns whether the topic's record names a segment, or a noted step of another
-    attempt than the given one makes it.  It reads both anew.
+    attempt than the given one makes it.  It reads both anew.  `find_topic` takes a scalable topic
+    into memory, if there is one.
     """
 
     def __init__(
@@ -57,14 +61,22 @@ class LocalSegments:
         broker: ScalableHost,
         followers: Followers,
         is_named: Callable[[SegmentName, str], Awaitable[bool]],
+        find_topic: Callable[[TopicName], Awaitable[object]],
+        counters: ScalableCounters,
     ) -> None:
         self._broker = broker
         self._followers = followers
         self._is_named = is_named
+        self._find_topic = find_topic
+        self._counters = counters
 
     async def open(self, segment: SegmentName) -> Topic:
         """Return the topic of a segment, loaded if need be.  Raises `TopicNotFound`."""
-        return await self._broker.topics.get(segment.topic_name, create=True)
+        legacy = segment.legacy_topic is not None
+        if legacy:
+            # Its events are those of a segment only while the scalable topic is in memory here.
+            await self._find_topic(segment.parent)
+        return await self._broker.topics.get(segment.topic_name, create=not legacy)
 
     def running(self, segment: SegmentName) -> Topic | None:
         """Return the topic of a segment that is loaded."""
@@ -80,6 +92,11 @@ class LocalSegments:
         """Return the current state, None if the segment is not loaded."""
         topic = self.running(segment)
         return None if topic is None else view_of(topic)
+
+    async def sample_keys(self, segment: SegmentName) -> KeySample | None:
+        """Return a sample of the newest entries' keys, None if the segment is not loaded."""
+        topic = self.running(segment)
+        return None if topic is None else await sample_keys(topic, self._broker.clock.now_ms())
 
     async def create_subscription(
         self, segment: SegmentName, name: str, start: Position, properties: Mapping[str, str]
@@ -109,7 +126,8 @@ class LocalSegments:
             return
         begin_seal(topic)
         try:
-            await topic.seal()
+            await topic.seal(wait_for_producers=True)
+            self._counters.segments_sealed += 1
             self._followers.sealed(segment, topic)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -119,6 +137,19 @@ class LocalSegments:
             raise SealInterrupted(
                 f"{segment} was unloaded while it was being sealed: seal it again."
             ) from None
+
+    async def final_sequences(self, segment: SegmentName, changed_ms: int) -> FinalSequences:
+        """Return the last sequence ids of a sealed segment, its parents' included."""
+        topic = await self.open(segment)
+        return await topic.final_sequences(segment, changed_ms)
+
+    async def inherit_sequences(self, segment: SegmentName, finals: FinalSequences) -> None:
+        """Give a segment the last sequence ids of its parents, durably.
+
+        It takes them once.
+        """
+        topic = await self.open(segment)
+        await topic.sequence_store.inherit(segment, finals.producers)
 
     async def delete(self, segment: SegmentName, attempt: str) -> None:
         """Delete a segment that is in no layout, with its producers and consumers closed.
@@ -185,37 +216,6 @@ def view_of(topic: Topic) -> SegmentView:
     )
 
 
-async def stats_of(topic: Topic) -> Members:
-    """Return the statistics of a loaded segment, as REST shows them."""
-    sizes = await backlog_sizes(topic)
-    return {
-        **topic.rates.as_members(incoming=True),
-        "storageSize": topic.ledger.total_size_bytes,
-        "producers": [
-            {
-                "producerName": producer.name,
-                "address": producer.connection.remote,
-                "connectedSince": instant(producer.connection.connected_ms),
-                "clientVersion": producer.connection.client_version,
-            }
-            for producer in topic.producers.values()
-            if producer.attached
-        ],
-        "subscriptions": {
-            name: {
-                **subscription.rates.as_members(incoming=False),
-                **(sizes[name].as_members() if name in sizes else {}),
-                "msgBacklog": subscription.backlog,
-                "msgDelayed": subscription.delayed,
-                "unackedMessages": subscription.unacked,
-                "consumers": [_consumer_stats(consumer) for consumer in subscription.consumers],
-            }
-            for name, subscription in topic.subscriptions.items()
-            if subscription.durable
-        },
-    }
-
-
 def consumers_of(topic: Topic) -> list[tuple[str, Consumer]]:
     """Return all attached consumers, each with the name of its subscription."""
     return [
@@ -241,12 +241,6 @@ def begin_seal(topic: Topic) -> None:
         topic.begin_seal()
 
 
-def instant(time_ms: int) -> str:
-    """Return a time as REST shows it."""
-    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _subscription(topic: Topic, name: str) -> Subscription:
     found = topic.subscriptions.get(name)
     if found is None:
@@ -254,15 +248,3 @@ def _subscription(topic: Topic, name: str) -> Subscription:
             f"{topic.name} has no subscription {name!r}: see its list over REST."
         )
     return found
-
-
-def _consumer_stats(consumer: Consumer) -> Members:
-    return {
-        "consumerName": consumer.name,
-        "connected": True,
-        "unackedMessages": consumer.unacked,
-        "availablePermits": consumer.permits,
-        "address": consumer.connection.remote,
-        "connectedSince": instant(consumer.connected_ms),
-        "clientVersion": consumer.connection.client_version,
-    }

@@ -58,6 +58,11 @@ class SegmentConsumer(Protocol):
 class SegmentState(Protocol):
     """A loaded segment, as a controller uses it."""
 
+    @property
+    def shareable(self) -> bool:
+        """Whether consumers may share it: no batch is known to lack its entry hashes."""
+        ...
+
     def drained(self, subscription: str) -> bool:
         """Whether a subscription has nothing more to read, now and for ever."""
         ...
@@ -72,6 +77,11 @@ class LocalState:
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
+
+    @property
+    def shareable(self) -> bool:
+        """See `SegmentState`."""
+        return self._topic.shareable
 
     def drained(self, subscription: str) -> bool:
         """See `SegmentState`."""
@@ -101,6 +111,7 @@ class MirroredSegment:
 
     sealed: bool = False
     empty: bool = False
+    shareable: bool = False
     at_end: dict[str, bool] = field(default_factory=dict)
     attached: dict[str, RemoteConsumer] = field(default_factory=dict)
 
@@ -131,6 +142,10 @@ class _CombinedState:
 
     def __init__(self, states: Sequence[MirroredSegment]) -> None:
         self._states = states
+
+    @property
+    def shareable(self) -> bool:
+        return all(each.shareable for each in self._states)
 
     def drained(self, subscription: str) -> bool:
         return all(each.drained(subscription) for each in self._states)
@@ -381,6 +396,7 @@ def segment_message(segment_id: int, topic: Topic, name: Callable[[object], str]
         "segment": segment_id,
         "sealed": topic.sealed,
         "empty": topic.ledger.entry_count == 0,
+        "shareable": topic.shareable,
         "atEnd": {each: s.at_end for each, s in topic.subscriptions.items()},
         "consumers": [
             {"id": name(consumer), "subscription": subscription, "name": consumer.name}
@@ -396,6 +412,7 @@ def _segment(segment_id: int, message: Members) -> MirroredSegment:
     return MirroredSegment(
         sealed=message["sealed"] is True,
         empty=message["empty"] is True,
+        shareable=message.get("shareable") is True,
         at_end={str(name): value is True for name, value in at_end.items()},
         attached={
             str(each["id"]): _consumer(segment_id, each) for each in _objects(message["consumers"])

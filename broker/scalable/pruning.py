@@ -1,18 +1,21 @@
 """Pruning: sealed segments that nobody needs leave the layout, and their data is deleted."""
 
 import random
+from dataclasses import replace
 
 import structlog
 
 from broker.scalable import history, layout
+from broker.scalable.counters import ScalableCounters
+from broker.scalable.last_changes import last_changes
 from broker.scalable.layout import Segment
 from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics
-from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.records import segment_of
 from broker.scalable.segment_requests import DeleteSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
-from broker.scalable.steps import Step, StepKind, new_attempt
+from broker.scalable.steps import RESHAPES, Step, StepKind, new_attempt
 from broker.scalable.topic_store import StoredTopic, TopicStore
 from magnetar.protocol.names import TopicName
 from storage.clock import Clock
@@ -44,6 +47,7 @@ class Pruner:
         rng: random.Random,
         unsubscribed_retention_ms: int,
         leftovers: Leftovers,
+        counters: ScalableCounters,
     ) -> None:
         self._topics = topics
         self._store = store
@@ -52,6 +56,7 @@ class Pruner:
         self._rng = rng
         self._unsubscribed_retention_ms = unsubscribed_retention_ms
         self._leftovers = leftovers
+        self._counters = counters
 
     async def prune(self, live: LiveTopic, retention: Retention) -> list[int]:
         """Prune the segments that may go; return their ids.  Raises `ConcurrentChange`."""
@@ -79,6 +84,7 @@ class Pruner:
         for segment in step.ends:
             if segment.segment_id not in named:
                 await self._segments.ask(DeleteSegment(segment))
+                await self._store.remove_load(step.topic, segment.segment_id)
         if live is not None:
             await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
         await self._store.end(step)
@@ -100,7 +106,7 @@ class Pruner:
         return {
             segment.segment_id
             for step in await self._store.begun_for(name)
-            if step.kind in (StepKind.SPLIT, StepKind.MERGE)
+            if step.kind in RESHAPES
             for segment in step.ends
         }
 
@@ -137,13 +143,18 @@ class Pruner:
             await self._store.end(step)
             self._leftovers.discard(step)
             return False
-        record = ScalableTopicRecord(after, before.properties, before.auto_scale_policy)
+        if not after.legacy:
+            await self._segments.forget_partitioned(names)
+        kept = last_changes(before.layout, before.kept_changes)
+        record = replace(before, layout=after, kept_changes=kept)
         stored = await self._store.change(found, record)
         self._topics.publish(live, stored)
+        self._counters.layout_changes[history.ChangeKind.PRUNE] += 1
         entry = history.of_prune(after, gone, now_ms=self._clock.now_ms())
         await self._store.append_history(live.name, entry)
         for segment in names:
             await self._segments.ask(DeleteSegment(segment))
+            await self._store.remove_load(live.name, segment.segment_id)
         await self._store.end(step)
         self._leftovers.discard(step)
         log.info("segments_pruned", topic=str(live.name), segments=gone, epoch=after.epoch)

@@ -2,8 +2,9 @@
 
 /topics/<tenant>/<namespace>/<topic>        the topic: layout and properties
     .../controller                          its leader (ephemeral)
-    .../subscriptions/<sub>                 its type
+    .../subscriptions/<sub>                 its type, and its assignment (not Pulsar's)
     .../subscriptions/<sub>/consumers/<c>   a registered consumer
+    .../segments/<id>/load                  the last load report of a segment (see `load_report`)
     .../history/-<number>                   changes (not Pulsar's, see `history`)
 /scalable-topic-steps/<topic>:<step>        work begun (not Pulsar's, see `steps`)
 """
@@ -15,8 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from broker.scalable.assignment_record import StoredAssignment, assignment_from_json
+from broker.scalable.last_changes import LastChanges, decode_last_changes
 from broker.scalable.layout import CorruptLayout, Layout, Segment, SegmentState, verify
-from config.bounds import MAX_TOPIC_PROPERTIES, MAX_TOPIC_PROPERTIES_BYTES, METADATA_KEY_BYTES
+from config.bounds import (
+    ASSIGNMENT_RECORD_BYTES,
+    MAX_TOPIC_PROPERTIES,
+    MAX_TOPIC_PROPERTIES_BYTES,
+    METADATA_KEY_BYTES,
+)
 from magnetar.protocol.names import (
     InvalidNamespaceName,
     InvalidTopicName,
@@ -25,6 +33,7 @@ from magnetar.protocol.names import (
     TopicDomain,
     TopicName,
     decode_name,
+    parse_topic_name,
 )
 from magnetar.protocol.names import encode_name as url_encode
 from storage.managed_ledger.records import NAMES_INDEX
@@ -34,6 +43,8 @@ TOPICS_ROOT = "/topics"
 SEALED = IndexEntry("magnetar:scalable-topics", "with-sealed-segments")
 """The index entry of topics with sealed segments, by which pruning finds them."""
 
+_KEPT_CHANGES = "lastChangesPruned"
+_CONSUMER_GRACE = "consumerSessionGracePeriodSeconds"
 _OWN_INDEXES = frozenset({NAMES_INDEX, SEALED.index})
 _NOT_IN_INDEX_NAMES = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 _NOT_IN_INDEX_KEYS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
@@ -49,11 +60,19 @@ class SubscriptionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScalableTopicRecord:
-    """The record of one topic.  `auto_scale_policy` is only stored, and never used."""
+    """The record of one topic.
+
+    `auto_scale_policy` is the topic's override of the policy of automatic splits, as it was stored.
+    `consumer_grace_s` is how long a lost ordered consumer keeps its segments, in seconds; None
+    means as long as in the topic's namespace.  Pulsar's records have no such member.
+    """
 
     layout: Layout
     properties: Mapping[str, str] = field(default_factory=dict)
     auto_scale_policy: Mapping[str, object] | None = None
+    consumer_grace_s: int | None = None
+    kept_changes: LastChanges | None = None
+    """Times of changes whose parents were pruned; see `last_changes`."""
 
     def to_json(self) -> dict[str, object]:
         """The record as it is stored and as REST answers it."""
@@ -65,6 +84,10 @@ class ScalableTopicRecord:
         }
         if self.auto_scale_policy is not None:
             members["autoScalePolicy"] = dict(self.auto_scale_policy)
+        if self.consumer_grace_s is not None:
+            members[_CONSUMER_GRACE] = self.consumer_grace_s
+        if self.kept_changes is not None:
+            members[_KEPT_CHANGES] = self.kept_changes.to_json()
         return members
 
 
@@ -120,9 +143,21 @@ def consumer_path(name: TopicName, subscription: str, consumer: str) -> str:
     return f"{consumers_path(name, subscription)}/{_part(consumer)}"
 
 
+def load_path(name: TopicName, segment_id: int) -> str:
+    """The path of a segment's load report."""
+    return f"{topic_path(name)}/segments/{segment_id}/load"
+
+
 def segment_of(name: TopicName, segment: Segment) -> SegmentName:
     """The name of a segment of a topic."""
-    return SegmentName(name, segment.hash_start, segment.hash_end, segment.segment_id)
+    legacy = segment.legacy_topic_name
+    return SegmentName(
+        name,
+        segment.hash_start,
+        segment.hash_end,
+        segment.segment_id,
+        None if legacy is None else parse_topic_name(legacy),
+    )
 
 
 def encode_topic(record: ScalableTopicRecord) -> bytes:
@@ -157,11 +192,14 @@ def decode_topic(value: bytes) -> ScalableTopicRecord:
         )
         properties = {str(k): str(v) for k, v in (members.get("properties") or {}).items()}
         policy = members.get("autoScalePolicy")
+        grace = members.get(_CONSUMER_GRACE)
+        grace_s = None if grace is None else _number(grace)
+        kept = decode_last_changes(members.get(_KEPT_CHANGES))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptLayout(
             f"The record of a scalable topic cannot be read ({error!r}): restore it from a backup."
         ) from error
-    return ScalableTopicRecord(verify(layout), MappingProxyType(properties), policy)
+    return ScalableTopicRecord(verify(layout), MappingProxyType(properties), policy, grace_s, kept)
 
 
 def indexes_of(record: ScalableTopicRecord) -> tuple[IndexEntry, ...]:
@@ -203,6 +241,32 @@ def decode_subscription(value: bytes) -> SubscriptionKind | None:
         return None
 
 
+def with_assignment(value: bytes, assignment: StoredAssignment | None) -> bytes:
+    """A subscription's record with another assignment, or without one.
+
+    Its other members stay as they are.
+    """
+    members = json.loads(value)
+    if assignment is None:
+        members.pop("assignment", None)
+    else:
+        members["assignment"] = assignment.to_json()
+    return json.dumps(members).encode()
+
+
+def fits_record(value: bytes, assignment: StoredAssignment) -> bool:
+    """Whether a subscription's record has at most ASSIGNMENT_RECORD_BYTES with an assignment."""
+    return len(with_assignment(value, assignment)) <= ASSIGNMENT_RECORD_BYTES
+
+
+def decode_assignment(value: bytes) -> StoredAssignment | None:
+    """The assignment in a subscription's record; None if it has none that can be read."""
+    try:
+        return assignment_from_json(json.loads(value)["assignment"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def decode_part(part: str) -> str:
     """Decode the name of the subscription or consumer whose path ends in `part`."""
     return decode_name(part)
@@ -228,6 +292,8 @@ def _segment(segment: Segment) -> dict[str, object]:
     }
     if segment.legacy_topic_name is not None:
         members["legacyTopicName"] = segment.legacy_topic_name
+    if segment.entry_bucket_splits:
+        members["entryBucketSplits"] = list(segment.entry_bucket_splits)
     return {
         **members,
         "sealed": not segment.active,
@@ -255,6 +321,7 @@ def _decode_segment(members: Mapping[str, object]) -> Segment:
         sealed_at_epoch=_number(members["sealedAtEpoch"]),
         sealed_at_ms=_number(members["sealedAtMs"]),
         legacy_topic_name=legacy if isinstance(legacy, str) else None,
+        entry_bucket_splits=_numbers(members.get("entryBucketSplits") or []),
     )
 
 

@@ -2,10 +2,11 @@
 
 from broker.scalable.controllers import Controllers
 from broker.scalable.feed import SegmentFeeds
+from broker.scalable.live_topics import LiveTopics
 from broker.scalable.mirror import RemoteConsumer
 from broker.topics.consumer import Consumer
 from broker.topics.topic import Topic
-from magnetar.protocol.names import SegmentName, TopicDomain, TopicName, segment_name
+from magnetar.protocol.names import SegmentName, TopicName
 
 
 class SegmentReports:
@@ -17,12 +18,13 @@ class SegmentReports:
 
     controllers: Controllers
     feeds: SegmentFeeds
+    _topics: LiveTopics
 
     # Segments that run here
 
     def consumer_attached(self, topic: Topic, subscription: str, consumer: Consumer) -> None:
         """See `TopicEvents`."""
-        segment = segment_of_topic(topic)
+        segment = self.segment_of(topic)
         if segment is None:
             return
         self.feeds.attached(segment, topic, subscription, consumer)
@@ -34,7 +36,7 @@ class SegmentReports:
         self, topic: Topic, subscription: str, consumer: Consumer, *, by_command: bool
     ) -> None:
         """See `TopicEvents`."""
-        segment = segment_of_topic(topic)
+        segment = self.segment_of(topic)
         if segment is None:
             return
         self.feeds.detached(segment, consumer, by_command=by_command)
@@ -50,9 +52,19 @@ class SegmentReports:
         """See `TopicEvents`."""
         self._backlog_changed(topic, subscription)
 
+    def unstamped_batch_found(self, topic: Topic) -> None:
+        """See `TopicEvents`."""
+        segment = self.segment_of(topic)
+        if segment is None:
+            return
+        self.feeds.sharing_changed(segment, topic)
+        controller = self.controllers.of(segment.parent)
+        if controller is not None:
+            controller.backlog_changed(segment.segment_id)
+
     def topic_unloaded(self, topic: Topic) -> None:
         """See `TopicEvents`."""
-        segment = segment_of_topic(topic)
+        segment = self.segment_of(topic)
         if segment is None:
             return
         self.feeds.gone(segment, topic)
@@ -62,7 +74,7 @@ class SegmentReports:
             controller.backlog_changed(segment.segment_id)
 
     def _backlog_changed(self, topic: Topic, subscription: str) -> None:
-        segment = segment_of_topic(topic)
+        segment = self.segment_of(topic)
         if segment is None:
             return
         self.feeds.at_end(segment, topic, subscription)
@@ -94,7 +106,6 @@ class SegmentReports:
         if controller is not None:
             controller.backlog_changed(segment_id)
 
-
-def segment_of_topic(topic: Topic) -> SegmentName | None:
-    """The segment name of a topic; None for a regular topic."""
-    return segment_name(topic.name) if topic.name.domain is TopicDomain.SEGMENT else None
+    def segment_of(self, topic: Topic) -> SegmentName | None:
+        """The segment that a loaded topic is; None for an ordinary topic."""
+        return self._topics.segment_of(topic.name)

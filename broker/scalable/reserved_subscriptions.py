@@ -7,6 +7,7 @@ from broker.scalable.records import segment_of
 from broker.scalable.segment_requests import CreateSubscription, SeekSubscription, ViewSegment
 from broker.scalable.segments import Segments
 from magnetar.protocol.ids import EARLIEST, LATEST
+from magnetar.protocol.names import SegmentName
 
 log = structlog.get_logger(__name__)
 
@@ -36,16 +37,15 @@ class ReservedSubscriptions:
 
         It is called before the client gets its answer, so Latest is what the user means by it.
         """
-        layout = self._live.layout
-        for segment in layout.sealed:
+        for segment in self._live.layout.sealed:
             view = await self._segments.ask(ViewSegment(segment_of(self._live.name, segment)))
             # A segment without entries counts as drained, and no consumer has to wait for it.
             missing = self._subscription not in view.subscriptions
             if missing and not view.drained(self._subscription):
                 self._origins.add(segment.segment_id)
-        for segment_id in self._below(self._origins) - self._origins:
-            name = segment_of(self._live.name, layout.segments[segment_id])
-            await self._segments.ask(CreateSubscription(name, self._subscription, LATEST))
+        for name in self._below(self._origins):
+            if name.segment_id not in self._origins:
+                await self._segments.ask(CreateSubscription(name, self._subscription, LATEST))
 
     @property
     def decided(self) -> bool:
@@ -66,8 +66,7 @@ class ReservedSubscriptions:
         subscription = view.subscriptions.get(self._subscription)
         if subscription is None or subscription.backlog == 0:
             return
-        for below in sorted(self._below({segment_id})):
-            name = segment_of(self._live.name, self._live.layout.segments[below])
+        for name in self._below({segment_id}):
             reserved = (await self._segments.ask(ViewSegment(name))).subscriptions.get(
                 self._subscription
             )
@@ -79,6 +78,9 @@ class ReservedSubscriptions:
             subscription=self._subscription,
         )
 
-    def _below(self, segment_ids: set[int]) -> set[int]:
+    def _below(self, segment_ids: set[int]) -> list[SegmentName]:
+        """The segments below these in the layout of now, which changes while others are asked."""
         layout = self._live.layout
-        return {s for origin in segment_ids for s in layout.descendants(origin)}
+        there = segment_ids & layout.segments.keys()
+        below = {each for origin in there for each in layout.descendants(origin)}
+        return [segment_of(self._live.name, layout.segments[each]) for each in sorted(below)]

@@ -1,23 +1,26 @@
-"""Splits and merges, as durable steps that a restart can finish.
+"""Splits, merges and rebuckets, as durable steps that a restart can finish.
 
 PREPARED    the step is noted; child ledgers exist, with every subscription of the parents at
-            Earliest; no layout names them
+            Earliest; they await the parents' sequence ids; no layout names them
 PUBLISHED   the record is changed and pushed; parents take no new producers, finish what the
             attached ones have in flight, and are terminated
-SEALED      every subscription made on the parents meanwhile is carried over; the note is gone
+SEALED      every subscription made on the parents meanwhile is carried over, and so are the last
+            sequence ids of their producers; the note is gone
 """
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 
 import structlog
 
 from broker.scalable import history, layout
+from broker.scalable.counters import ScalableCounters
 from broker.scalable.layout import IllegalReshape, Layout, Reshape
 from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
-from broker.scalable.records import ScalableTopicRecord, segment_of
+from broker.scalable.records import segment_of
 from broker.scalable.segment_requests import DeleteSegment, SealSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
@@ -41,7 +44,7 @@ class LeftoverInTheWay(InternalError):
 
 
 class Reshaper:
-    """Splits and merges segments: publishes the new layout, then seals the parents.
+    """Splits, merges and rebuckets segments: publishes the new layout, then seals the parents.
 
     Parents are sealed only after clients were sent the children, so that no message on its way is
     refused by a broker that could still take it (Apache Pulsar 5.0.0-M1 seals first).  Changes of
@@ -65,7 +68,11 @@ class Reshaper:
         sealed: Callable[[LiveTopic], None],
         leads: Callable[[TopicName], bool],
         leftovers: Leftovers,
+        *,
+        max_buckets: int,
+        counters: ScalableCounters,
     ) -> None:
+        """A segment gets at most `max_buckets` entry buckets."""
         self._topics = topics
         self._store = store
         self._segments = segments
@@ -74,14 +81,29 @@ class Reshaper:
         self._sealed = sealed
         self._leads = leads
         self._leftovers = leftovers
+        self._max_buckets = max_buckets
+        self._counters = counters
+        self._finishing: dict[Step, asyncio.Future[None]] = {}
+
+    # Each returns when the new layout is stored and pushed.
 
     async def split(self, name: TopicName, segment_id: int) -> None:
-        """Split an ACTIVE segment in two; returns when the new layout is stored and pushed."""
-        await self._reshape(name, lambda now, ms: layout.split(now, segment_id, now_ms=ms))
+        """Split an ACTIVE segment into halves."""
+        await self.reshape(name, lambda now, ms: layout.split(now, segment_id, now_ms=ms))
 
-    async def merge(self, name: TopicName, first_id: int, second_id: int) -> None:
-        """Merge two neighbours into one; returns when the new layout is stored and pushed."""
-        await self._reshape(name, lambda now, ms: layout.merge(now, first_id, second_id, now_ms=ms))
+    async def merge(self, name: TopicName, segment_ids: Collection[int]) -> None:
+        """Merge neighbours, two or more, into one."""
+        most = self._max_buckets
+        await self.reshape(
+            name, lambda now, ms: layout.merge(now, segment_ids, now_ms=ms, max_buckets=most)
+        )
+
+    async def rebucket(self, name: TopicName, segment_id: int, bucket_count: int) -> None:
+        """Replace an ACTIVE segment by one with another number of entry buckets."""
+        layout.require_bucket_count(bucket_count, self._max_buckets)
+        await self.reshape(
+            name, lambda now, ms: layout.rebucket(now, segment_id, bucket_count, now_ms=ms)
+        )
 
     async def recover(self, step: Step) -> None:
         """Finish or undo a step that an earlier process, or a failing store, left unfinished.
@@ -99,9 +121,38 @@ class Reshaper:
         live.sealing.update(parent.segment_id for parent in step.ends)
         await self._finish(live, step, recorded=False)
 
+    # A topic that becomes scalable (see `migration`)
+
+    async def create(self, step: Step, create: Callable[[], Awaitable[LiveTopic]]) -> LiveTopic:
+        """Prepare the children of a noted step, and have `create` store a record that names them.
+
+        If that fails the step is undone.  The caller holds the topic's lock.
+        """
+        if not self._leads(step.topic):
+            raise not_led(step.topic)
+        try:
+            parents = [await self._segments.ask(ViewSegment(parent)) for parent in step.ends]
+            await self._prepare(step, parents)
+            live = await create()
+        except MetadataError:
+            # It is not known whether the record was created: neither undo nor finish now.
+            self._leftovers.add(step)
+            raise
+        except MagnetarError:
+            await self._try_to_undo(step)
+            raise
+        live.sealing.update(parent.segment_id for parent in step.ends)
+        self._counters.layout_changes[history.ChangeKind.MIGRATE] += 1
+        return live
+
+    def finish_in_background(self, live: LiveTopic, step: Step) -> None:
+        """Seal the parents of a published step, and carry their subscriptions over."""
+        self._finish_in_background(live, step, recorded=False)
+
     # PREPARED
 
-    async def _reshape(self, name: TopicName, change: Change) -> None:
+    async def reshape(self, name: TopicName, change: Change, *, cause: str = "") -> None:
+        """Make a change of the layout; `cause` is the policy's sentence for the history."""
         name = twin(name)
         async with self._topics.lock(name):
             live = await self._topics.find(name)
@@ -115,12 +166,12 @@ class Reshaper:
                     f"included, and may have {MAX_SEGMENTS}: let consumers drain it, then try "
                     "again."
                 )
-            step = _step(name, reshape, new_attempt(self._rng))
+            step = replace(step_of(name, reshape, new_attempt(self._rng)), cause=cause)
             before = await self._begin(live, before, step)
             parents = [await self._segments.ask(ViewSegment(segment)) for segment in step.ends]
             stored = await self._change(before, step, reshape, parents)
             self._publish(live, stored, reshape)
-            recorded = await self._record(live, reshape)
+            recorded = await self._record(live, reshape, cause)
             self._finish_in_background(live, step, recorded=recorded)
 
     async def _begin(self, live: LiveTopic, before: StoredTopic, step: Step) -> StoredTopic:
@@ -149,8 +200,7 @@ class Reshaper:
             raise not_led(before.name)
         try:
             await self._prepare(step, parents)
-            record = before.record
-            after = ScalableTopicRecord(reshape.layout, record.properties, record.auto_scale_policy)
+            after = replace(before.record, layout=reshape.layout)
             return await self._store.change(before, after)
         except MetadataError:
             # It is not known whether the record was changed: neither undo nor finish now.
@@ -171,7 +221,7 @@ class Reshaper:
             name: properties for parent in parents for name, properties in parent.durable.items()
         }
         for child in step.makes:
-            await self._segments.prepare(child, subscriptions)
+            await self._segments.prepare(child, step.ends, subscriptions)
 
     async def _try_to_undo(self, step: Step) -> None:
         try:
@@ -200,6 +250,7 @@ class Reshaper:
         """Push the layout; parents that run here refuse new producers from this turn on."""
         live.sealing.update(parent.segment_id for parent in reshape.parents)
         self._topics.publish(live, stored)
+        self._counters.layout_changes[history.ChangeKind[reshape.kind.name]] += 1
         log.info(
             "layout_changed",
             topic=str(live.name),
@@ -208,8 +259,8 @@ class Reshaper:
             made=[child.segment_id for child in reshape.children],
         )
 
-    async def _record(self, live: LiveTopic, reshape: Reshape) -> bool:
-        entry = history.of_reshape(reshape, now_ms=self._clock.now_ms())
+    async def _record(self, live: LiveTopic, reshape: Reshape, cause: str) -> bool:
+        entry = history.of_reshape(reshape, now_ms=self._clock.now_ms(), cause=cause)
         try:
             await self._store.append_history(live.name, entry)
         except MetadataError as error:
@@ -219,18 +270,28 @@ class Reshaper:
 
     # SEALED
 
+    def is_finishing(self, step: Step) -> bool:
+        """Whether a published step is being finished in the background."""
+        task = self._finishing.get(step)
+        return task is not None and not task.done()
+
     def _finish_in_background(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
-        live.work.start(self._finish_with_retries(live, step, recorded=recorded))
+        work = self._finish_with_retries(live, step, recorded=recorded)
+        self._finishing[step] = live.work.start(work)
 
     async def _finish_with_retries(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
-        for tried in range(1, RESHAPE_TRIES + 1):
-            try:
-                await self._finish(live, step, recorded=recorded)
-            except MagnetarError as error:
-                log.warning("reshape_finish_failed", step=step.key, error=str(error))
-                await asyncio.sleep(RESHAPE_RETRY_PAUSE_S * tried)
-            else:
-                return
+        try:
+            for tried in range(1, RESHAPE_TRIES + 1):
+                try:
+                    await self._finish(live, step, recorded=recorded)
+                except MagnetarError as error:
+                    log.warning("reshape_finish_failed", step=step.key, error=str(error))
+                    await asyncio.sleep(RESHAPE_RETRY_PAUSE_S * tried)
+                else:
+                    return
+        finally:
+            # Before it is a leftover: housekeeping leaves a step alone while it is being finished.
+            self._finishing.pop(step, None)
         self._leftovers.add(step)
         log.error("reshape_unfinished", step=step.key, next="tried again while the broker runs")
 
@@ -250,20 +311,38 @@ class Reshaper:
             below = live.layout.descendants(parent.segment_id)
             children = [segment_of(live.name, live.layout.segments[s]) for s in sorted(below)]
             await self._segments.carry_over(parent, children)
+        await self._carry_sequences(live, step)
         live.sealing.difference_update(parent.segment_id for parent in step.ends)
         self._sealed(live)
         await self._store.end(step)
         self._leftovers.discard(step)
 
+    async def _carry_sequences(self, live: LiveTopic, step: Step) -> None:
+        """Give the children the parents' sequence ids.
 
-def _step(name: TopicName, reshape: Reshape, attempt: str = "") -> Step:
+        Those below a child that was split since get them from that child.
+        """
+        segments = live.layout.segments
+        parents = {
+            parent: segments[parent.segment_id].sealed_at_ms
+            for parent in step.ends
+            if parent.segment_id in segments
+        }
+        # A child that has been pruned since had its ids, and passed them on.
+        children = [child for child in step.makes if child.segment_id in segments]
+        await self._segments.carry_sequences(parents, children)
+
+
+def step_of(name: TopicName, reshape: Reshape, attempt: str = "") -> Step:
+    """The step of a change of the layout, by its attempt."""
     return Step(
         name,
-        StepKind.SPLIT if len(reshape.parents) == 1 else StepKind.MERGE,
+        StepKind[reshape.kind.name],
         reshape.layout.epoch,
         tuple(segment_of(name, parent) for parent in reshape.parents),
         tuple(segment_of(name, child) for child in reshape.children),
         attempt,
+        carries_sequences=True,
     )
 
 

@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 from broker.placement.owner_requests import OwnedRequest
+from broker.scalable.key_sample import KeySample
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_view import SegmentView
+from broker.topics.carried_ids import FinalSequences
 from magnetar.protocol.ids import Position
 from magnetar.protocol.names import SegmentName, TopicName
 
@@ -53,6 +55,17 @@ class ViewRunningSegment(SegmentRequest[SegmentView | None]):
     async def run(self, segments: LocalSegments) -> SegmentView | None:
         """See `LocalSegments.view_of_running`."""
         return await segments.view_of_running(self.segment)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKeys(SegmentRequest[KeySample | None]):
+    """Return a sample of the keys of the newest entries, None if the segment is not loaded."""
+
+    KIND: ClassVar[str] = "segment.sample-keys"
+
+    async def run(self, segments: LocalSegments) -> KeySample | None:
+        """See `LocalSegments.sample_keys`."""
+        return await segments.sample_keys(self.segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,33 @@ class SealSegment(SegmentRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class ViewFinalSequences(SegmentRequest[FinalSequences]):
+    """Return the last sequence ids of a sealed segment, its parents' included.
+
+    `changed_ms` is when the layout change began that sealed it.
+    """
+
+    KIND: ClassVar[str] = "segment.final-sequences"
+    changed_ms: int
+
+    async def run(self, segments: LocalSegments) -> FinalSequences:
+        """See `LocalSegments.final_sequences`."""
+        return await segments.final_sequences(self.segment, self.changed_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class InheritSequences(SegmentRequest[None]):
+    """Give the segment the last sequence ids of its parents, durably; it takes them once."""
+
+    KIND: ClassVar[str] = "segment.inherit-sequences"
+    finals: FinalSequences
+
+    async def run(self, segments: LocalSegments) -> None:
+        """See `LocalSegments.inherit_sequences`."""
+        await segments.inherit_sequences(self.segment, self.finals)
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteSegment(SegmentRequest[None]):
     """Delete a segment that is in no layout.  Raises `SegmentNamed`.
 
@@ -189,11 +229,14 @@ SEGMENT_REQUESTS: Mapping[str, type[SegmentRequest[object]]] = MappingProxyType(
         for each in (
             ViewSegment,
             ViewRunningSegment,
+            SampleKeys,
             CreateSubscription,
             DeleteSubscription,
             SeekSubscription,
             SeekSubscriptionToTime,
             SealSegment,
+            ViewFinalSequences,
+            InheritSequences,
             DeleteSegment,
             SegmentStats,
             OffloadSegment,

@@ -1,6 +1,6 @@
 """Sends typed requests to the owners of segments, and carries out those of other brokers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from broker.placement.owner_requests import OwnerRequests
@@ -11,10 +11,15 @@ from broker.scalable.mirror import LocalState, Mirrors, SegmentState
 from broker.scalable.segment_requests import (
     SEGMENT_REQUESTS,
     CreateSubscription,
+    InheritSequences,
     SegmentRequest,
+    ViewFinalSequences,
     ViewRunningSegment,
     ViewSegment,
 )
+from broker.topics.carried_ids import FinalSequences, common_to_partitions
+from broker.topics.producer import Producer
+from broker.topics.sequence_store import AWAITED_PROPERTY, awaited_property
 from broker.topics.topic import Topic
 from broker.topics.topic_requests import OWNER_ERRORS
 from config.bounds import OWNER_RETRY_PAUSE_S
@@ -63,6 +68,11 @@ class Segments:
         if topic is not None:
             begin_seal(topic)
 
+    def producers(self, segment: SegmentName) -> Collection[Producer]:
+        """The producers of a segment that is loaded here."""
+        topic = self._local.running(segment)
+        return () if topic is None else topic.producers.values()
+
     # Requests to the owner
 
     async def load(self, segment: SegmentName) -> None:
@@ -95,18 +105,34 @@ class Segments:
         """Return whether a subscription has drained a sealed segment."""
         return (await self.ask(ViewSegment(segment))).drained(subscription)
 
+    async def forget_partitioned(self, segments: Iterable[SegmentName]) -> None:
+        """Delete the record of the partitioned topic whose partitions are these segments, if any.
+
+        It goes before the last partition does: a client would create that anew.
+        """
+        legacy = {each.legacy_topic for each in segments if each.legacy_topic is not None}
+        for name in {each.partitioned for each in legacy if each.partition_index is not None}:
+            await self._broker.topics.partitioned.delete(name)
+
     # Reshaping
 
     async def prepare(
-        self, child: SegmentName, subscriptions: Mapping[str, Mapping[str, str]]
+        self,
+        child: SegmentName,
+        parents: Iterable[SegmentName],
+        subscriptions: Mapping[str, Mapping[str, str]],
     ) -> None:
         """Create a segment that is in no layout yet, with these subscriptions at Earliest.
 
         `subscriptions` are their properties, by name.  It needs metadata only, so it is done here:
-        no broker may open the segment before the layout is published.
+        no broker may open the segment before the layout is published.  Until the segment has the
+        sequence ids of its parents, it compares no message with them.
         """
         await self._broker.topics.purge_leftovers_if_new(child.topic_name)
         ledger = await self._broker.managed_ledgers.open(child.ledger_path)
+        # Another leader may have made the segment, and its ids may be there: then it is not absent.
+        if AWAITED_PROPERTY not in ledger.properties:
+            await ledger.set_properties({AWAITED_PROPERTY: awaited_property(parents)})
         for name, properties in subscriptions.items():
             if name not in ledger.cursors:
                 await ledger.open_cursor(name, EARLIEST, properties=properties)
@@ -123,3 +149,21 @@ class Segments:
         for child in children:
             for name in names:
                 await self.ask(CreateSubscription(child, name, EARLIEST))
+
+    async def carry_sequences(
+        self, parents: Mapping[SegmentName, int], children: Iterable[SegmentName]
+    ) -> None:
+        """Give the children the last sequence ids of their sealed parents, durably.
+
+        `parents` are the times at which the layout change began that sealed them.
+        """
+        finals = [
+            await self.ask(ViewFinalSequences(parent, changed_ms))
+            for parent, changed_ms in parents.items()
+        ]
+        if any(parent.legacy_topic is not None for parent in parents):
+            together = common_to_partitions(finals)
+        else:
+            together = FinalSequences([each for final in finals for each in final.producers])
+        for child in children:
+            await self.ask(InheritSequences(child, together))

@@ -2,16 +2,20 @@
 
 import asyncio
 import importlib
-from collections.abc import Coroutine, Mapping, Sequence, Set
+from collections.abc import Collection, Coroutine, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from broker.placement.typed_request import RequestHandler
 from broker.policies.namespaces import retention
+from broker.scalable.auto_scaler import AutoScaler
 from broker.scalable.controller_record import ControllerRecord
 from broker.scalable.controllers import Controllers
+from broker.scalable.counters import ScalableCounters
 from broker.scalable.feed import SegmentFeeds
+from broker.scalable.grace_periods import GracePeriods
 from broker.scalable.history import HistoryEntry, readable
 from broker.scalable.host import ScalableHost
 from broker.scalable.housekeeping import Housekeeping
@@ -19,13 +23,15 @@ from broker.scalable.layout import Segment
 from broker.scalable.leftovers import Leftovers
 from broker.scalable.lifecycle import Lifecycle
 from broker.scalable.live_topics import LiveTopic, LiveTopics, twin
+from broker.scalable.load_reporter import LoadReporter
 from broker.scalable.local_segments import LocalSegments
+from broker.scalable.migration import Migrator
 from broker.scalable.mirror import Mirrors
 from broker.scalable.namespace_watch import NamespaceWatches
 from broker.scalable.pruning import Pruner
 from broker.scalable.records import ScalableTopicRecord, SubscriptionKind, segment_of
 from broker.scalable.relay import Relays
-from broker.scalable.reports import SegmentReports, segment_of_topic
+from broker.scalable.reports import SegmentReports
 from broker.scalable.reshape import Reshaper
 from broker.scalable.segment_requests import (
     DropHotLedgers,
@@ -42,6 +48,7 @@ from broker.scalable.subscriptions import TopicSubscriptions
 from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import ScalableTopicExists, TopicStore
 from broker.scalable.watch import DagSessions
+from broker.topics.client_connection import ClientConnection
 from broker.topics.idle_topics import IdleWatch
 from broker.topics.offloading import location_of
 from broker.topics.topic import Topic, TopicNotFound
@@ -54,6 +61,7 @@ from magnetar.protocol.names import (
     TopicName,
     segment_name,
 )
+from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.records import cursor_key
 from storage.managed_ledger.types import MINUTE_MS, Retention
 
@@ -76,6 +84,7 @@ class ScalableTopics(SegmentReports):
         self._broker = broker
         settings, clock, placement = broker.settings, broker.clock, broker.placement
         self._shared = placement.shared
+        self.counters = ScalableCounters()
         self._store = TopicStore(broker.metadata)
         self._topics = LiveTopics(
             self._store,
@@ -89,13 +98,11 @@ class ScalableTopics(SegmentReports):
         )
         self._mirrors = Mirrors(self)
         self._follower = self._make_follower() if self._shared else None
-        self.feeds = SegmentFeeds(broker)
-        self.local_segments = LocalSegments(broker, self.feeds, self._is_named)
-        self._segments = Segments(
-            broker,
-            self.local_segments,
-            self._mirrors,
+        self.feeds = SegmentFeeds(broker, self._topics.segment_of)
+        self.local_segments = LocalSegments(
+            broker, self.feeds, self._is_named, self._topics.find, self.counters
         )
+        self._segments = Segments(broker, self.local_segments, self._mirrors)
         # A layout reaches sessions before controllers, so that a client knows the segments that it
         # is assigned.
         self.sessions = DagSessions(
@@ -104,9 +111,13 @@ class ScalableTopics(SegmentReports):
             clock,
             create_missing=self._create_missing,
             partition_count=self._partition_count,
+            producers_of=self._segments.producers,
         )
-        self._topics.on_renewal(self.sessions.created)
+        self._topics.on_renewal(self._renewed)
         self.relays = Relays(placement, self._is_there)
+        self._grace_periods = GracePeriods(
+            broker.namespaces, settings.scalable_consumer_grace_period_s
+        )
         self.controllers = Controllers(
             self._topics,
             self._store,
@@ -115,7 +126,8 @@ class ScalableTopics(SegmentReports):
             ControllerRecord(broker),
             self._follower,
             self.relays,
-            grace_s=settings.scalable_consumer_grace_period_s,
+            grace_periods=self._grace_periods,
+            counters=self.counters,
         )
         # Last, in the same turn: a producer that is refused has been sent the new layout before.
         self._topics.on_layout(self._refuse_producers)
@@ -139,14 +151,47 @@ class ScalableTopics(SegmentReports):
         broker, settings = self._broker, self._broker.settings
         clock, leads, leftovers = broker.clock, self._leads, Leftovers()
         parts = (self._topics, self._store, self._segments, clock, broker.random)
-        self._lifecycle = Lifecycle(*parts, self.controllers.topic_deleted, leads, leftovers)
-        self._reshaper = Reshaper(*parts, self._segments_sealed, leads.leads, leftovers)
+        max_buckets = settings.scalable_topic_entry_bucket_max_per_segment
+        self._lifecycle = Lifecycle(
+            *parts,
+            self.controllers.topic_deleted,
+            leads,
+            leftovers,
+            entry_buckets=settings.scalable_topic_entry_bucket_budget,
+        )
+        self._reshaper = Reshaper(
+            *parts,
+            self._segments_sealed,
+            leads.leads,
+            leftovers,
+            max_buckets=max_buckets,
+            counters=self.counters,
+        )
+        self._migrator = Migrator(
+            broker,
+            self._topics,
+            self._store,
+            self._segments,
+            self._reshaper,
+            self._lifecycle,
+            broker.random,
+            self._migrated,
+        )
         self._pruner = Pruner(
-            *parts, settings.unsubscribed_retention_minutes * MINUTE_MS, leftovers
+            *parts, settings.unsubscribed_retention_minutes * MINUTE_MS, leftovers, self.counters
         )
-        self._subscriptions = TopicSubscriptions(
-            self._topics, self._store, self._segments, self.controllers
+        self.load_reporter = LoadReporter(broker, self._topics, self._store)
+        self.scaler = AutoScaler(
+            broker,
+            self._topics,
+            self._store,
+            self._segments,
+            leads,
+            self.controllers,
+            self.load_reporter,
+            self._reshaper,
         )
+        self._subscriptions = TopicSubscriptions(*parts[:3], self.controllers)
         self._housekeeping = Housekeeping(
             self._topics,
             self._store,
@@ -155,6 +200,8 @@ class ScalableTopics(SegmentReports):
             broker.placement,
             leftovers,
             recover=self._recover,
+            is_finishing=self._reshaper.is_finishing,
+            finish_late=self._migrator.finish_late,
             retention_of=self._retention_of,
             interval_s=settings.sealed_segment_prune_interval_s,
         )
@@ -171,6 +218,8 @@ class ScalableTopics(SegmentReports):
         Among several brokers the leader of each topic finishes its steps.
         """
         await self._housekeeping.start()
+        self.load_reporter.start()
+        self.scaler.start()
 
     async def stop(self) -> None:
         """End all work in the background, and give up all leads.  May be called again.
@@ -178,6 +227,8 @@ class ScalableTopics(SegmentReports):
         The next start, or leader, takes up that work again.  Sessions, and followers at other
         brokers, are still sent changes until `close`.
         """
+        await self.scaler.stop()
+        await self.load_reporter.stop()
         await self._housekeeping.stop()
         work = [*self._work.running]
         for live in self._topics.all():
@@ -211,6 +262,8 @@ class ScalableTopics(SegmentReports):
             await self._pruner.recover(step)
         else:
             await self._reshaper.recover(step)
+            # Its clients may be connected still, if only the answer of the store was lost.
+            self._migrated(step.topic)
 
     async def prune_all(self) -> None:
         """Run one round of housekeeping: leftovers first, then topics with sealed segments."""
@@ -229,7 +282,7 @@ class ScalableTopics(SegmentReports):
 
         It has to while its topic is changed, and until its subscriptions are carried over.
         """
-        segment = segment_of_topic(topic)
+        segment = self.segment_of(topic)
         live = None if segment is None else self._topics.known(segment.parent)
         if segment is None or live is None:
             return False
@@ -237,27 +290,36 @@ class ScalableTopics(SegmentReports):
 
     async def let_go_of_idle(self, now_s: float) -> None:
         """Drop from memory the topics that nobody has used for `idle_topic_unload_s`."""
-        self._topics.forget_names()
         running = self._running_topics()
-        seen = ((live, live.uses, self._is_idle(live, running)) for live in self._topics.all())
+        seen = (
+            (live, live.uses, live.name not in running and self._is_idle(live))
+            for live in self._topics.all()
+        )
         for live in self._idle.observe(seen, now_s):
-            if self._is_idle(live, self._running_topics()):
+            # Checked again, as unloading others took time.
+            if self._is_idle(live) and not self._runs_segments(live):
                 self._topics.unload(live)
                 await self.controllers.unload(live.name)
-                if self._is_idle(live, self._running_topics()):
+                if self._is_idle(live) and not self._runs_segments(live):
                     await self._leads.give_up(live.name)
 
     def _running_topics(self) -> set[TopicName]:
         """The topics whose records have to be followed, as segments of them run here."""
         if not self._shared:
             return set()
-        segments = map(segment_of_topic, self._broker.topics.loaded().values())
-        return {segment.parent for segment in segments if segment is not None}
+        # Ordinary topics that became segments are SEALED, which keeps their topic busy by itself.
+        names = (topic.name for topic in self._broker.topics.loaded().values())
+        return {segment_name(name).parent for name in names if name.domain is TopicDomain.SEGMENT}
 
-    def _is_idle(self, live: LiveTopic, running: Set[TopicName]) -> bool:
-        """Whether nobody uses a topic."""
+    def _runs_segments(self, live: LiveTopic) -> bool:
+        """Whether `_running_topics` has a topic, without going through all loaded ones."""
+        segments = live.layout.segments.values() if self._shared else ()
+        return any(self._segments.running(segment_of(live.name, each)) for each in segments)
+
+    def _is_idle(self, live: LiveTopic) -> bool:
+        """Whether nobody uses a topic, its segments aside."""
         # Topics with sealed segments stay in memory, as each round of pruning reads them.
-        busy = live.layout.sealed or live.sealing or live.work.busy or live.name in running
+        busy = live.layout.sealed or live.sealing or live.work.busy
         return not (
             busy
             or self._topics.is_changing(live.name)
@@ -305,35 +367,114 @@ class ScalableTopics(SegmentReports):
     async def _delete(self, name: TopicName, *, force: bool) -> None:
         await self._lead(name)
         await self._lifecycle.delete(
-            name, force=force, before=lambda: self._forget_grants_unless_shared(name)
+            name, force=force, before=lambda: self._forget_policies_unless_shared(name)
         )
         await self._leads.give_up(twin(name))
         if not await self._has_regular_twin(name):
             await self._broker.schemas.forget(twin(name).schema_id)
 
-    async def _forget_grants_unless_shared(self, name: TopicName) -> None:
+    async def _forget_policies_unless_shared(self, name: TopicName) -> None:
         # Before the topic goes, or a namesake could inherit them.
         if not await self._has_regular_twin(name):
             await self._broker.namespaces.forget_grants(name)
+            await self._broker.topic_policies.forget(name)
 
     async def _has_regular_twin(self, name: TopicName) -> bool:
-        """Whether a persistent topic has the same local name."""
-        if "/" in name.local_name:
+        """Whether a persistent topic has the same local name, and is no segment of it."""
+        live = self._topics.known(twin(name))
+        if "/" in name.local_name or (live is not None and live.layout.legacy):
             return False
         return await self._broker.topics.exists(twin(name).in_domain(TopicDomain.PERSISTENT))
+
+    async def migrate(self, name: TopicName, *, force: bool) -> None:
+        """Make an ordinary topic scalable.  Raises as `Migrator.migrate`, and `NotController`."""
+        await self._work.finish(self._migrate(twin(name), force=force))
+
+    async def _migrate(self, name: TopicName, *, force: bool) -> None:
+        if self._shared:
+            await self._leads.take_to_change(name)
+        try:
+            await self._migrator.migrate(name, force=force)
+        except MagnetarError:
+            if self._topics.known(name) is None:
+                await self._leads.give_up(name)
+            raise
+
+    def asks_layouts(self, connection: ClientConnection) -> bool:
+        """Whether a client has asked for layouts of topics over a connection."""
+        return self.sessions.had(connection)
+
+    async def has_legacy_segments(self, name: TopicName) -> bool:
+        """Whether a scalable topic was made of an ordinary one that is not all pruned yet."""
+        live = await self._topics.find(name)
+        return live is not None and bool(live.layout.legacy)
+
+    async def recognise_segment(self, topic: Topic) -> None:
+        """Report a sealed ordinary topic that was just loaded, if it is a legacy segment."""
+        await self._topics.find(topic.name.partitioned)
+        segment = self.segment_of(topic)
+        if segment is not None and not topic.closing:
+            self.feeds.seen(segment, topic)
 
     async def split(self, name: TopicName, segment_id: int) -> None:
         """Split a segment.  Raises `ScalableTopicNotFound`, `UnknownSegment`, `IllegalReshape`."""
         await self._lead_and(name, self._reshaper.split(name, segment_id))
 
-    async def merge(self, name: TopicName, first_id: int, second_id: int) -> None:
-        """Merge two segments.  Raises as `split`."""
-        await self._lead_and(name, self._reshaper.merge(name, first_id, second_id))
+    async def merge(self, name: TopicName, segment_ids: Collection[int]) -> None:
+        """Merge neighbours, two or more.  Raises as `split`."""
+        await self._lead_and(name, self._reshaper.merge(name, segment_ids))
+
+    async def rebucket(self, name: TopicName, segment_id: int, bucket_count: int) -> None:
+        """Give a segment another number of entry buckets.  Raises as `split`."""
+        await self._lead_and(name, self._reshaper.rebucket(name, segment_id, bucket_count))
+
+    async def set_consumer_grace(self, name: TopicName, grace_s: int | None) -> None:
+        """Set how long lost ordered consumers of a topic keep their segments.
+
+        None: as long as the namespace says, or the broker.  Raises `ScalableTopicNotFound`,
+        `ConcurrentChange`.
+        """
+        await self._lead_and(
+            name,
+            self._lifecycle.amend(name, lambda record: replace(record, consumer_grace_s=grace_s)),
+        )
+
+    async def applied_consumer_grace_s(self, name: TopicName) -> int:
+        """The grace period in force for a topic: its own, its namespace's or the broker's."""
+        live = await self._topics.get(name)
+        await self._grace_periods.follow(live)
+        return self._grace_periods.grace_s(live)
+
+    async def set_auto_scale_policy(
+        self, name: TopicName, override: Mapping[str, object] | None
+    ) -> None:
+        """Set the topic's policy of automatic splits; None removes it.
+
+        Raises `ScalableTopicNotFound`, `InvalidAutoScalePolicy`, `ConcurrentChange`.
+        """
+        if override is not None:
+            await self.scaler.require_fitting_topic(name, override)
+        await self._lead_and(
+            name,
+            self._lifecycle.amend(name, lambda record: replace(record, auto_scale_policy=override)),
+        )
+
+    def require_fitting_policy(self, override: Mapping[str, object]) -> None:
+        """Raise `InvalidAutoScalePolicy` if a namespace's policy does not fit the broker's."""
+        self.scaler.require_fitting(override)
+
+    async def explain_scaling(self, name: TopicName) -> dict[str, object]:
+        """Return the decision of the policy of now, and why.  See `AutoScaler.explain`."""
+        return await self.scaler.explain(await self._topics.get(name))
 
     async def history(self, name: TopicName) -> Sequence[HistoryEntry]:
         """Every change of a topic's layout, oldest first.  Raises `ScalableTopicNotFound`."""
         live = await self._topics.get(name)
         return readable(await self._store.history(live.name))
+
+    def in_memory(self) -> Sequence[LiveTopic]:
+        """The topics in memory here: all that clients of this broker use, and that it leads."""
+        return self._topics.all()
 
     async def stats(self, name: TopicName) -> dict[str, object]:
         """A topic's statistics.  Raises `ScalableTopicNotFound`."""
@@ -348,6 +489,17 @@ class ScalableTopics(SegmentReports):
         kinds = await self._store.subscriptions(live.name)
         controller = self.controllers.of(live.name)
         return TopicStats(live, counted, kinds, controller, self._broker.placement).to_json()
+
+    async def segment_stats(self, name: TopicName, segment_id: int) -> dict[str, object]:
+        """The statistics of one segment, from its owner.
+
+        Raises `ScalableTopicNotFound`, and `UnknownSegment` for one that is not in the layout.
+        """
+        live = await self._topics.get(name)
+        segment = segment_of(live.name, live.layout.segment(segment_id))
+        counted = await self._segments.ask(SegmentStats(segment))
+        owner = self._broker.placement.owner_of(segment.topic_name)
+        return {"ownerBroker": owner.broker_id, **counted}
 
     async def offload(self, name: TopicName, url: str | None) -> Sequence[int]:
         """Offload the ended ledgers of all segments; the segments' ids.  Raises as `Offloads`."""
@@ -460,6 +612,17 @@ class ScalableTopics(SegmentReports):
 
     # After changes
 
+    def _renewed(self, name: TopicName) -> None:
+        self.sessions.created(name)
+        self._migrated(name)
+
+    def _migrated(self, name: TopicName) -> None:
+        """Push the layout to clients of the ordinary topic, which refuses producers from now on."""
+        self.sessions.migrated(name)
+        live = self._topics.known(name)
+        if live is not None:
+            self._refuse_producers(live)
+
     def _refuse_producers(self, live: LiveTopic) -> None:
         for segment in live.layout.sealed:
             self._segments.refuse_producers(segment_of(live.name, segment))
@@ -477,6 +640,7 @@ class ScalableTopics(SegmentReports):
             self.sessions.moved(name)
 
     def _lead_ended(self, name: TopicName) -> None:
+        self.scaler.forget(name)
         self.controllers.lead_ended(name)
         live = self._topics.known(name)
         if live is not None:
@@ -492,9 +656,10 @@ class ScalableTopics(SegmentReports):
         noted = await self._store.begun_for(segment.parent)
         stored = await self._topics.refresh(segment.parent)
         if stored is None:
-            return False
+            # Of a migration the record comes last: one that is undone spares those of another.
+            noted = [step for step in noted if attempt and step.kind is StepKind.MIGRATE]
         made = any(segment in step.makes and step.attempt != attempt for step in noted)
-        return made or _found(stored.record, segment) is not None
+        return made or (stored is not None and _found(stored.record, segment) is not None)
 
     async def _is_there(self, name: TopicName) -> bool:
         return await self._topics.refresh(name) is not None

@@ -1,6 +1,6 @@
 """The statistics of a scalable topic, as REST shows them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker.placement import Placement
 from broker.scalable.controller import TopicController
@@ -8,13 +8,19 @@ from broker.scalable.group import SessionState
 from broker.scalable.group_controller import GroupController
 from broker.scalable.layout import Segment
 from broker.scalable.live_topics import LiveTopic
-from broker.scalable.local_segments import instant
 from broker.scalable.records import SubscriptionKind, segment_of
+from broker.scalable.segment_stats import NO_BACKLOG_AGE, instant
 from broker.scalable.segment_view import Members
+from broker.topics.traffic import incoming_members
+from magnetar.protocol.names import segment_suffix
 
-_TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
-_SUBSCRIPTION_RATES = ("msgRateOut", "msgThroughputOut")
+_RATES_IN = ("msgRateIn", "msgThroughputIn", "byteRateIn")
+_RATES_OUT = ("msgRateOut", "msgThroughputOut", "byteRateOut")
+_SUBSCRIPTION_RATES = (*_RATES_OUT, "msgRateRedeliver", "messageAckRate")
+_CONSUMER_COUNTS = ("unackedMessages", "availablePermits")
+_STORED = ("storageSize", "offloadedStorageSize", "backlogSize")
 _BACKLOG_SIZES = ("messagesInBacklog", "backlogSize")
+_AGE = "oldestBacklogMessageAgeSeconds"
 _EARLIEST = "earliestMsgPublishTimeInBacklog"
 
 
@@ -22,7 +28,7 @@ class TopicStats:
     """The statistics of one topic at one moment.
 
     `counted` has the statistics from each segment's owner, by segment id (see
-    `local_segments.stats_of`); `kinds` the types of the subscriptions.
+    `segment_stats.stats_of`); `kinds` the types of the subscriptions.
     """
 
     def __init__(
@@ -60,21 +66,27 @@ class TopicStats:
                 "epoch": layout.epoch,
                 "segments": {str(s.segment_id): self._node(s) for s in segments},
             },
-            **_rates(self._counted.values(), _TOPIC_RATES),
-            "storageSize": sum(_count(each, "storageSize") for each in self._counted.values()),
-            "producers": [p for each in self._counted.values() for p in _list(each, "producers")],
+            **_incoming(self._counted.values()),
+            **_rates(self._counted.values(), _RATES_OUT),
+            **{
+                name: sum(_count(each, name) for each in self._counted.values()) for name in _STORED
+            },
+            _AGE: max(
+                (_count(each, _AGE) for each in self._counted.values()), default=NO_BACKLOG_AGE
+            ),
+            "producers": _producers(self._counted),
             "subscriptions": {name: self._subscription(name) for name in subscriptions},
         }
 
     def _segment(self, segment: Segment) -> Members:
-        name = str(segment_of(self._live.name, segment))
+        name = str(segment_of(self._live.name, segment))  # of a legacy one that of its topic
         return {"name": name, "state": segment.state.value}
 
     def _node(self, segment: Segment) -> Members:
         owner = self._placement.owner_of(segment_of(self._live.name, segment).topic_name)
         members: Members = {
             **self._segment(segment),
-            "entryBuckets": 1,
+            "entryBuckets": segment.entry_buckets,
             "ownerBroker": owner.broker_id,
         }
         if segment.parent_ids:
@@ -86,19 +98,21 @@ class TopicStats:
     def _subscription(self, name: str) -> Members:
         per_segment: dict[str, Members] = {}
         each: list[Members] = []
-        consumers: list[object] = []
+        attached: dict[int, Sequence[object]] = {}
         for segment_id, counted in self._counted.items():
             found = _object(counted, "subscriptions").get(name)
             if isinstance(found, dict):
                 each.append(found)
-                attached = _list(found, "consumers")
-                consumers.extend(attached)
+                attached[segment_id] = _list(found, "consumers")
                 per_segment[str(segment_id)] = {
+                    **_rates((found,), _RATES_OUT),
                     "msgBacklog": _count(found, "msgBacklog"),
+                    "backlogSize": _count(found, "backlogSize"),
                     "msgDelayed": _count(found, "msgDelayed"),
                     "unackedMessages": _count(found, "unackedMessages"),
-                    "consumerCount": len(attached),
+                    "consumerCount": len(attached[segment_id]),
                 }
+        consumers = _consumers(attached)
         group = self._groups.get(name)
         kind = self._kinds.get(name) or SubscriptionKind.QUEUE
         most = max((_count(s, "consumerCount") for s in per_segment.values()), default=0)
@@ -117,7 +131,7 @@ class TopicStats:
             "msgDelayed": sum(_count(s, "msgDelayed") for s in per_segment.values()),
             "unackedMessages": sum(_count(s, "unackedMessages") for s in per_segment.values()),
             "segments": per_segment,
-            "consumers": consumers if group is None else _registered(group),
+            "consumers": [*consumers.values()] if group is None else _registered(group, consumers),
         }
 
 
@@ -131,11 +145,55 @@ def _rates(each: Iterable[Members], names: Sequence[str]) -> Members:
     return {**sums}
 
 
-def _registered(group: GroupController) -> list[Members]:
+def _incoming(each: Iterable[Members]) -> Members:
+    """Rates in of several segments, added, and the average size of their messages."""
+    rates = _rates(each, _RATES_IN)
+    sizes = incoming_members(_rate(rates, "msgRateIn"), _rate(rates, "byteRateIn"))
+    return {**rates, "averageMsgSize": sizes["averageMsgSize"]}
+
+
+def _producers(counted: Mapping[int, Members]) -> list[Members]:
+    """The producers of all segments by name, each with the sum of its rates."""
+    by_name: dict[str, list[Members]] = {}
+    for segment in counted.values():
+        for producer in _list(segment, "producers"):
+            if isinstance(producer, dict):
+                by_name.setdefault(str(producer.get("producerName")), []).append(producer)
+    return [{**same[0], **_incoming(same)} for same in by_name.values()]
+
+
+def _consumers(attached: Mapping[int, Sequence[object]]) -> dict[str, Members]:
+    """The consumers of a subscription by name, over all segments where they are attached."""
+    by_name: dict[str, dict[int, Members]] = {}
+    for segment_id, consumers in attached.items():
+        for consumer in consumers:
+            if isinstance(consumer, dict):
+                # Ordered consumers attach to each segment under a name of its own.
+                name = str(consumer.get("consumerName")).removesuffix(segment_suffix(segment_id))
+                by_name.setdefault(name, {})[segment_id] = consumer
+    return {
+        name: {
+            **next(iter(same.values())),
+            **_sums_of_consumer(same.values()),
+            "consumerName": name,
+            "segmentIds": sorted(same),
+        }
+        for name, same in by_name.items()
+    }
+
+
+def _sums_of_consumer(each: Collection[Members]) -> Members:
+    counts = {name: sum(_count(one, name) for one in each) for name in _CONSUMER_COUNTS}
+    return {**_rates(each, _SUBSCRIPTION_RATES), **counts}
+
+
+def _registered(group: GroupController, attached: Mapping[str, Members]) -> list[Members]:
+    """The ordered consumers that are registered, `attached` or not yet, or not any more."""
     found: list[Members] = []
     for name in group.group.registered():
         session = group.group.sessions[name]
         members: Members = {
+            **attached.get(name, _sums_of_consumer(())),
             "consumerName": name,
             "connected": session.state is SessionState.CONNECTED,
             "segmentIds": sorted(session.assigned),
@@ -147,6 +205,11 @@ def _registered(group: GroupController) -> list[Members]:
             members["clientVersion"] = member.connection.client_version
         found.append(members)
     return found
+
+
+def _rate(members: Members, key: str) -> float:
+    value = members.get(key)
+    return value if isinstance(value, int | float) else 0.0
 
 
 def _count(members: Mapping[str, object], key: str) -> int:

@@ -4,8 +4,10 @@ import enum
 import json
 import random
 from dataclasses import dataclass
+from typing import Final
 
-from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name, segment_name
+from broker.placement.typed_request import segment_in, segment_json
+from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
 from magnetar.protocol.names import encode_name as url_encode
 from storage.metadata.keys import prefix_range
 
@@ -17,8 +19,14 @@ class StepKind(enum.Enum):
 
     SPLIT = "split"
     MERGE = "merge"
+    REBUCKET = "rebucket"
+    MIGRATE = "migrate"
     PRUNE = "prune"
     DELETE = "delete"
+
+
+RESHAPES: Final = frozenset({StepKind.SPLIT, StepKind.MERGE, StepKind.REBUCKET, StepKind.MIGRATE})
+"""The kinds that seal segments and make others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,8 @@ class Step:
 
     It is noted before anything else is done, and the note is deleted when nothing is left to do.
     The topic's record shows how far it came: if the record was not changed the step is undone (a
-    split's children are orphans, a prune has not happened), else it is finished.
+    split's children are orphans, a prune has not happened), else it is finished.  A migration
+    creates the record.
 
     Two leaders that try the same change of the same record note steps that differ in nothing but
     their `attempt`.  Neither ends the note of the other, or undoes its step as its own.
@@ -37,11 +46,21 @@ class Step:
     kind: StepKind
     epoch: int
     ends: tuple[SegmentName, ...] = ()
-    """Segments that are sealed (split, merge) or deleted (prune, delete)."""
+    """Segments that are sealed (a reshape) or deleted (prune, delete)."""
     makes: tuple[SegmentName, ...] = ()
-    """Segments that come into being (split, merge)."""
+    """Segments that come into being (a reshape)."""
     attempt: str = ""
     """A random id; empty in notes that were written before attempts had one."""
+    cause: str = ""
+    """The sentence of the policy that decided the change; empty for a change on request.  Another
+    process writes it into the history if this one cannot."""
+    carries_sequences: bool = False
+    """Whether the step ends only when the segments that it makes have their parents' sequence ids.
+
+    A broker of an earlier version, which carries no ids, does not know this member.  The note that
+    it encodes differs from the stored one, so it cannot end the step.  A later broker carries the
+    ids and ends it.
+    """
 
     @property
     def key(self) -> str:
@@ -69,11 +88,15 @@ def encode(step: Step) -> bytes:
         "topic": str(step.topic),
         "kind": step.kind.value,
         "epoch": step.epoch,
-        "ends": [str(segment) for segment in step.ends],
-        "makes": [str(segment) for segment in step.makes],
+        "ends": [segment_json(segment) for segment in step.ends],
+        "makes": [segment_json(segment) for segment in step.makes],
     }
     if step.attempt:
         members["attempt"] = step.attempt
+    if step.cause:
+        members["cause"] = step.cause
+    if step.carries_sequences:
+        members["carriesSequences"] = True
     return json.dumps(members, separators=(",", ":")).encode()
 
 
@@ -84,7 +107,9 @@ def decode(value: bytes) -> Step:
         parse_topic_name(members["topic"]),
         StepKind(members["kind"]),
         int(members["epoch"]),
-        tuple(segment_name(parse_topic_name(text)) for text in members["ends"]),
-        tuple(segment_name(parse_topic_name(text)) for text in members["makes"]),
+        tuple(segment_in(each) for each in members["ends"]),
+        tuple(segment_in(each) for each in members["makes"]),
         str(members.get("attempt", "")),
+        str(members.get("cause", "")),
+        bool(members.get("carriesSequences", False)),
     )

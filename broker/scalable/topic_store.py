@@ -2,15 +2,23 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import ClassVar
 
 import structlog
 
 from broker.scalable import history, steps
+from broker.scalable.assignment_record import StoredAssignment
 from broker.scalable.history import HistoryEntry
 from broker.scalable.layout import CorruptLayout
+from broker.scalable.load_report import (
+    EarlierReport,
+    Load,
+    LoadReport,
+    decode_report,
+    encode_report,
+)
 from broker.scalable.records import (
     SEALED,
     ScalableTopicRecord,
@@ -18,6 +26,7 @@ from broker.scalable.records import (
     consumer_path,
     consumers_path,
     controller_path,
+    decode_assignment,
     decode_part,
     decode_subscription,
     decode_topic,
@@ -25,14 +34,16 @@ from broker.scalable.records import (
     encode_topic,
     indexes_of,
     is_indexed,
+    load_path,
     namespace_path,
     subscription_path,
     subscriptions_path,
     topic_at,
     topic_in,
     topic_path,
+    with_assignment,
 )
-from broker.scalable.steps import Step
+from broker.scalable.steps import RESHAPES, Step
 from config.bounds import METADATA_BATCH_OPERATIONS
 from magnetar.protocol.names import InvalidTopicName, NamespaceName, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
@@ -82,6 +93,19 @@ class StoredTopic:
     """How often the record was overwritten; a topic created anew under the name starts at 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSubscription:
+    """A subscription's record and the version it was read at."""
+
+    value: bytes
+    version: Version
+
+    @property
+    def assignment(self) -> StoredAssignment | None:
+        """The segments of its ordered consumers; None if they were never stored."""
+        return decode_assignment(self.value)
+
+
 class TopicStore:
     """Reads and writes the records of scalable topics.
 
@@ -106,9 +130,20 @@ class TopicStore:
             ) from None
         return StoredTopic(name, record, put.version, put.modifications)
 
-    async def load(self, name: TopicName) -> StoredTopic | None:
-        """Read a topic; None if there is none.  Raises `CorruptLayout`."""
-        return _stored(name, await self._metadata.get(topic_path(name)))
+    async def load(self, name: TopicName, known: StoredTopic | None = None) -> StoredTopic | None:
+        """Read a topic; None if there is none.  Raises `CorruptLayout`.
+
+        If the record is still that of `known`, it is not decoded again: the cost of that grows with
+        the segments, and the record is read for each segment that is loaded.
+        """
+        found = await self._metadata.get(topic_path(name))
+        if (
+            found is not None
+            and known is not None
+            and (found.version, found.modifications) == (known.version, known.modifications)
+        ):
+            return known
+        return _stored(name, found)
 
     async def load_fresh(self, name: TopicName) -> StoredTopic | None:
         """Read a topic, with every write that any process knows to be stored."""
@@ -231,6 +266,36 @@ class TopicStore:
         record = await self._metadata.get(subscription_path(name, subscription))
         return None if record is None else decode_subscription(record.value)
 
+    async def subscription_record(
+        self, name: TopicName, subscription: str
+    ) -> StoredSubscription | None:
+        """Read a subscription's record, with every write that is known to be stored.
+
+        None if there is none.
+        """
+        path = subscription_path(name, subscription)
+        found = await self._metadata.scan(path, f"{path}!", fresh=True)
+        return StoredSubscription(found[0].value, found[0].version) if found else None
+
+    async def put_assignment(
+        self,
+        name: TopicName,
+        subscription: str,
+        stored: StoredSubscription,
+        assignment: StoredAssignment | None,
+    ) -> StoredSubscription:
+        """Replace the assignment in the record that was read; None removes it.
+
+        Raises `ConcurrentChange` if the record was changed or deleted since.
+        """
+        value = with_assignment(stored.value, assignment)
+        path = subscription_path(name, subscription)
+        try:
+            put = await self._metadata.put(path, value, expect=stored.version)
+        except VersionConflict:
+            raise _changed(name) from None
+        return StoredSubscription(value, put.version)
+
     async def put_subscription(
         self, name: TopicName, subscription: str, kind: SubscriptionKind
     ) -> SubscriptionKind:
@@ -259,6 +324,40 @@ class TopicStore:
         """Delete a consumer's registration."""
         await self._metadata.delete(consumer_path(name, subscription, consumer))
 
+    # Load reports
+
+    async def put_load(
+        self,
+        name: TopicName,
+        segment_id: int,
+        load: Load,
+        now_ms: int,
+        earlier: tuple[EarlierReport, ...] = (),
+    ) -> LoadReport:
+        """Store the load report of a segment, with those that it repeats."""
+        put = await self._metadata.put(load_path(name, segment_id), encode_report(load, earlier))
+        return LoadReport(load, now_ms, put.modifications, earlier)
+
+    async def loads(self, name: TopicName, segment_ids: Sequence[int]) -> dict[int, LoadReport]:
+        """The stored load reports of these segments; some may have none."""
+        paths = [load_path(name, each) for each in segment_ids]
+        records = await self._metadata.get_many(paths) if paths else []
+        found: dict[int, LoadReport] = {}
+        for segment_id, record in zip(segment_ids, records, strict=True):
+            if record is None:
+                continue
+            try:
+                load, earlier = decode_report(record.value)
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("load_report_ignored", key=record.key, error=repr(error))
+                continue
+            found[segment_id] = LoadReport(load, record.modified_ms, record.modifications, earlier)
+        return found
+
+    async def remove_load(self, name: TopicName, segment_id: int) -> None:
+        """Delete the load report of a segment."""
+        await self._metadata.delete(load_path(name, segment_id))
+
     # History
 
     async def history(self, name: TopicName) -> list[HistoryEntry]:
@@ -283,10 +382,17 @@ class TopicStore:
         )
 
     async def complete_history(self, stored: StoredTopic, *, now_ms: int) -> None:
-        """Append the entries that the layout implies and the history lacks."""
+        """Append the entries that the layout implies and the history lacks.
+
+        Their causes come from the notes of their steps.
+        """
         recorded = await self.history(stored.name)
-        for entry in history.missing(stored.record.layout, recorded, now_ms=now_ms):
-            await self.append_history(stored.name, entry)
+        missing = history.missing(stored.record.layout, recorded, now_ms=now_ms)
+        steps_of = await self.begun_for(stored.name) if missing else []
+        causes = {step.epoch: step.cause for step in steps_of if step.kind in RESHAPES}
+        for entry in missing:
+            with_cause = replace(entry, cause=causes.get(entry.epoch, ""))
+            await self.append_history(stored.name, with_cause)
 
     # Steps
 

@@ -1,7 +1,7 @@
 """DAG sessions: a client asks for a topic's layout once, and gets every later one too."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -9,19 +9,23 @@ from typing import ClassVar
 import structlog
 
 from broker.placement import Placement
-from broker.scalable.answers import dag_error, dag_update
+from broker.scalable.answers import LayoutUpdate, dag_error
 from broker.scalable.dag import dag_of, synthetic_dag
+from broker.scalable.layout import Layout, Segment
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
+from broker.scalable.records import segment_of
+from broker.scalable.send_pause import SendPause
 from broker.topics.client_connection import ClientConnection
+from broker.topics.producer import Producer
 from config.bounds import DAG_COALESCE_S, SESSIONS_PER_CONNECTION
 from magnetar.protocol.names import (
+    SegmentName,
     TopicDomain,
     TopicName,
     parse_topic_name,
     require_persistent,
     segment_name,
 )
-from magnetar.protocol.pulsar_pb2 import ScalableTopicDAG
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
 
@@ -38,30 +42,37 @@ CreateMissing = Callable[[TopicName], Awaitable[LiveTopic | None]]
 """Creates a missing topic if that is allowed; None if it is not."""
 PartitionCount = Callable[[TopicName], Awaitable[int]]
 """Counts the partitions of a regular topic; 0 for an unpartitioned or missing one."""
+ProducersOf = Callable[[SegmentName], Collection[Producer]]
+"""The producers at a segment, if it runs here."""
 
 
 @dataclass(eq=False, slots=True)
 class DagSession:
     """One session of one connection.
 
-    `topic` is None until its layout can be sent; `sent` is the newest layout that was.
+    `topic` is None until its layout can be sent; `sent` is the newest layout that was.  `ordinary`:
+    the client attaches to an ordinary topic, whose name in the `topic` domain is `topic`; the next
+    layout comes when that one becomes scalable.
     """
 
     connection: ClientConnection
     session_id: int
     topic: TopicName | None = None
-    sent: ScalableTopicDAG | None = None
+    sent: LayoutUpdate | None = None
+    ordinary: bool = False
     is_behind: bool = False
-    """Whether the newest layout waits for the client to read."""
+    """Whether the newest layout waits for the client to read, or for a pause of its SENDs."""
 
 
 class DagSessions:
     """Sends a topic's layout to every session that asked for it, and every later layout.
 
     Each layout is pushed once to each session, in epoch order, in the turn of the loop in which the
-    change became known.  A client that does not read gets only the newest one, when it reads again.
+    change became known.  A client that does not read gets only the newest one, when it reads again,
+    and one with a producer at a segment that was sealed gets it in a pause of its SENDs.
     When segments or the lead of a topic move to other brokers, its newest layout is pushed again
-    with the new addresses.
+    with the new addresses.  A session of an ordinary topic gets a layout with the topic or its
+    partitions as segments, and goes on with real layouts when the topic becomes scalable.
 
     An error is only ever sent as a first answer: after a layout clients would stop listening and
     keep a stale layout for good.
@@ -75,17 +86,19 @@ class DagSessions:
         *,
         create_missing: CreateMissing,
         partition_count: PartitionCount,
+        producers_of: ProducersOf,
     ) -> None:
         self._topics = topics
         self._placement = placement
         self._clock = clock
         self._create_missing = create_missing
         self._partition_count = partition_count
+        self._producers_of = producers_of
         self._by_connection: dict[ClientConnection, dict[int, DagSession]] = {}
         self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
-        self._dags: dict[TopicName, dict[bool, ScalableTopicDAG]] = {}
-        """The newest layout of each topic with sessions, which share it: for those without TLS, and
-        for those with TLS (`dag_of`)."""
+        self._updates: dict[TopicName, dict[bool, tuple[Layout, LayoutUpdate]]] = {}
+        """The newest layout of each topic with sessions, and the update that they share: one for
+        those without TLS, and one for those with TLS (`dag_of`)."""
         self._moved: dict[TopicName, asyncio.TimerHandle] = {}
         topics.on_layout(self._push)
 
@@ -101,6 +114,9 @@ class DagSessions:
             return
         try:
             name = parse_topic_name(text)
+            if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
+                # Before the record is read: it may be created at any time.
+                self._await_migration(session, name)
             live = await self._resolve(name, create_if_missing=create_if_missing)
             partitions = 0 if live is not None else await self._partition_count(name)
         except MagnetarError as error:
@@ -109,20 +125,29 @@ class DagSessions:
                 self.close(connection, session_id)
                 connection.send(dag_error(session_id, error))
             return
-        if not self._is_open(session):
-            return
+        if not self._is_open(session) or session.sent is not None or session.is_behind:
+            return  # closed; or the topic became scalable, and its layout was pushed
         if live is None:
-            # A regular topic has no later layouts, so the session ends with its answer.
-            self.close(connection, session_id)
             now_ms = self._clock.now_ms()
             dag = synthetic_dag(
                 name, partitions, self._placement, now_ms=now_ms, tls=connection.tls
             )
-            connection.send(dag_update(session_id, dag, twin(name)))
+            session.sent = LayoutUpdate(dag, twin(name))
+            connection.send_encoded(session.sent.frame(session_id))
             return
-        session.topic = live.name
-        self._by_topic.setdefault(live.name, {})[session] = None
-        self._send(session, live.name, self._dag_of(live, connection.tls))
+        session.ordinary = False
+        self._follow(session, live.name)
+        self._send(session, self._update_of(live, connection.tls))
+
+    def _await_migration(self, session: DagSession, name: TopicName) -> None:
+        """Push the layout of an ordinary topic when it becomes scalable."""
+        session.ordinary = True
+        self._follow(session, twin(name))
+        self._topics.follow_name(twin(name))
+
+    def _follow(self, session: DagSession, name: TopicName) -> None:
+        session.topic = name
+        self._by_topic.setdefault(name, {})[session] = None
 
     def close(self, connection: ClientConnection, session_id: int) -> None:
         """SCALABLE_TOPIC_CLOSE: send nothing more.  Unknown sessions are ignored."""
@@ -135,13 +160,28 @@ class DagSessions:
         """The number of sessions that get a topic's layouts."""
         return len(self._by_topic.get(name, ()))
 
-    def created(self, name: TopicName) -> None:
-        """Close the connections with sessions of an earlier topic of a name that was created again.
+    def had(self, connection: ClientConnection) -> bool:
+        """Whether a connection has, or had, a session."""
+        return connection in self._by_connection
 
-        Their clients then ask for the new topic's layout.
+    def created(self, name: TopicName) -> None:
+        """Serve the sessions of a name under which a topic was created.
+
+        Clients of an earlier topic have their connections closed, so that they ask for the layout
+        of the new one.  Clients of an ordinary topic stay with that one: see `migrated`.
         """
-        for session in list(self._by_topic.get(name, ())):
+        for session in self._following(name):
             session.connection.close(f"{name} was deleted and made again")
+
+    def migrated(self, name: TopicName) -> None:
+        """Push the layout of a topic to the clients of the ordinary topic that it was made of."""
+        live = self._topics.known(name)
+        if live is None or not live.layout.legacy:
+            return
+        waiting = [each for each in self._by_topic.get(name, ()) if each.ordinary]
+        for session in waiting:
+            session.ordinary = False
+        self._push_to(live, waiting)
 
     def _enter(self, connection: ClientConnection, session_id: int) -> DagSession:
         sessions = self._by_connection.get(connection)
@@ -171,7 +211,8 @@ class DagSessions:
         sessions.pop(session, None)
         if not sessions:
             self._by_topic.pop(session.topic, None)
-            self._dags.pop(session.topic, None)
+            self._updates.pop(session.topic, None)
+            self._topics.forget_name(session.topic)
 
     async def _resolve(self, name: TopicName, *, create_if_missing: bool) -> LiveTopic | None:
         """The topic whose layout answers for a name; None for a regular topic."""
@@ -191,47 +232,82 @@ class DagSessions:
         return made
 
     def _push(self, live: LiveTopic) -> None:
-        sessions = self._by_topic.get(live.name)
+        self._push_to(live, self._following(live.name))
+
+    def _push_to(self, live: LiveTopic, sessions: Collection[DagSession]) -> None:
+        """Push the newest layout to sessions, in a pause of their SENDs to sealed segments."""
         if not sessions:
             return
-        dags = self._dags_of(live, sessions)
-        for session in list(sessions):
-            self._send(session, live.name, dags[session.connection.tls])
+        updates = self._updates_of(live, sessions)
+        closing = self._producers(live, live.layout.sealed)
+        publishing = self._producers(live, live.layout.active) if closing else {}
+        waiting: dict[ClientConnection, list[DagSession]] = {}
+        for session in sessions:
+            if session.connection not in closing:
+                self._send(session, updates[session.connection.tls])
+            elif not session.is_behind:
+                session.is_behind = True
+                waiting.setdefault(session.connection, []).append(session)
+        for connection, behind in waiting.items():
+            others = publishing.get(connection, ())
+            SendPause(closing[connection], others, partial(self._send_newest_to, behind))
 
-    def _dags_of(
+    def _producers(
+        self, live: LiveTopic, segments: Iterable[Segment]
+    ) -> dict[ClientConnection, list[Producer]]:
+        """The producers of each connection at those of the segments that run here."""
+        found: dict[ClientConnection, list[Producer]] = {}
+        for segment in segments:
+            for producer in self._producers_of(segment_of(live.name, segment)):
+                found.setdefault(producer.connection, []).append(producer)
+        return found
+
+    def _following(self, name: TopicName) -> list[DagSession]:
+        """The sessions that get the layouts of a scalable topic."""
+        return [each for each in self._by_topic.get(name, ()) if not each.ordinary]
+
+    def _updates_of(
         self, live: LiveTopic, sessions: Iterable[DagSession]
-    ) -> Mapping[bool, ScalableTopicDAG]:
+    ) -> Mapping[bool, LayoutUpdate]:
         """The present layout, in the forms that these sessions need."""
-        return {tls: self._dag_of(live, tls) for tls in {each.connection.tls for each in sessions}}
+        forms = {each.connection.tls for each in sessions}
+        return {tls: self._update_of(live, tls) for tls in forms}
 
-    def _dag_of(self, live: LiveTopic, tls: bool) -> ScalableTopicDAG:
+    def _update_of(self, live: LiveTopic, tls: bool) -> LayoutUpdate:
         """The present layout; the same object for all sessions until it changes."""
-        dag = dag_of(live.name, live.layout, self._placement, tls=tls)
-        by_tls = self._dags.setdefault(live.name, {})
-        known = by_tls.get(tls)
-        if known == dag:
+        by_tls = self._updates.setdefault(live.name, {})
+        layout, known = by_tls.get(tls, (None, None))
+        # With one broker the addresses in a layout never change.
+        if known is not None and layout is live.layout and not self._placement.shared:
             return known
-        by_tls[tls] = dag
-        return dag
+        dag = dag_of(live.name, live.layout, self._placement, tls=tls)
+        if known is None or known.dag != dag:
+            known = LayoutUpdate(dag, live.name)
+        by_tls[tls] = (live.layout, known)
+        return known
 
-    def _send(self, session: DagSession, name: TopicName, dag: ScalableTopicDAG) -> None:
+    def _send(self, session: DagSession, update: LayoutUpdate) -> None:
         if session.is_behind:
             return
         if not session.connection.writable:
             session.is_behind = True
             session.connection.on_writable(partial(self._send_newest, session))
             return
-        session.sent = dag
-        session.connection.send(dag_update(session.session_id, dag, name))
+        session.sent = update
+        session.connection.send_encoded(update.frame(session.session_id))
+
+    def _send_newest_to(self, sessions: Iterable[DagSession]) -> None:
+        for session in sessions:
+            self._send_newest(session)
 
     def _send_newest(self, session: DagSession) -> None:
-        """Send what was held back while the client did not read."""
+        """Send what was held back while the client did not read, or while it sent messages."""
         session.is_behind = False
         if session.topic is None or not self._is_open(session):
             return
-        newest = self._dags.get(session.topic, {}).get(session.connection.tls)
-        if newest is not None and newest != session.sent:
-            self._send(session, session.topic, newest)
+        newest = self._updates.get(session.topic, {}).get(session.connection.tls)
+        if newest is not None and newest[1] is not session.sent:
+            self._send(session, newest[1])
 
     def moved(self, name: TopicName) -> None:
         """Push a topic's layout again: a segment, or its lead, may be at another broker."""
@@ -253,10 +329,10 @@ class DagSessions:
 
     def _push_moved(self, name: TopicName) -> None:
         del self._moved[name]
-        live, sessions = self._topics.known(name), self._by_topic.get(name)
-        if live is None or not sessions:
+        live, sessions = self._topics.known(name), self._following(name)
+        if live is None:
             return
-        dags = self._dags_of(live, sessions)
-        for session in list(sessions):
-            if session.sent != (dag := dags[session.connection.tls]):
-                self._send(session, live.name, dag)
+        updates = self._updates_of(live, sessions)
+        for session in sessions:
+            if session.sent is not (update := updates[session.connection.tls]):
+                self._send(session, update)

@@ -11,6 +11,7 @@ BROKER_COMMANDS: Final = (
     "config",
     "health",
     "ledgers",
+    "permissions",
     "standalone",
     "tokens",
     "topics",

@@ -156,7 +156,8 @@ def perf_produce(
     count: Count = None,
     seconds: Seconds = None,
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Messages a second [as fast as possible]")
+        float | None,
+        typer.Option(min=0.001, help="Messages a second; without it as fast as possible"),
     ] = None,
     size: Annotated[int, typer.Option(min=0, help="Bytes of a message")] = 1024,
     keys: Annotated[int, typer.Option(min=0, help="Different keys; 0: no key")] = 0,

@@ -323,9 +323,13 @@ class OutstandingMessages:
     async def all_acknowledged(self) -> None:
         """Wait until every message is acknowledged."""
         while self._out:
-            if self._waiter is None or self._waiter.done():
-                self._waiter = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._waiter,))
+            await self._changed()
+
+    async def _changed(self) -> None:
+        """Wait for `_wake`."""
+        if self._waiter is None or self._waiter.done():
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.wait((self._waiter,))
 
     def _wake(self) -> None:
         if not self._out and self._waiter is not None and not self._waiter.done():

@@ -6,18 +6,22 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
-from magnetar.errors import NotSupported
 from magnetar.protocol import pulsar_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedSegment:
-    """A segment that the controller assigns to this consumer."""
+    """A segment that the controller assigns to this consumer.
+
+    With `bucket_ranges` it shares the segment with others: these are all its entry buckets, the
+    same for each consumer (PIP-486).
+    """
 
     segment_id: int
     hash_start: int
     hash_end: int
     topic: str
+    bucket_ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +33,16 @@ class Assignment:
 
 
 def assignment_of(message: pb.ScalableConsumerAssignment) -> Assignment:
-    """The assignment in a controller's message.
-
-    Raises `NotSupported` if it shares a segment among consumers by entry buckets.
-    """
-    for segment in message.segments:
-        if segment.bucket_ranges:
-            raise NotSupported(
-                f"The controller shares segment {segment.segment_topic} among several consumers, "
-                "which this client cannot do; use no more consumers in the subscription than the "
-                "topic has segments, or set its scalableTopicEntryBucketBudget to 1."
-            )
+    """The assignment in a controller's message."""
     return Assignment(
         message.layout_epoch,
         tuple(
             AssignedSegment(
-                segment.segment_id, segment.hash_start, segment.hash_end, segment.segment_topic
+                segment.segment_id,
+                segment.hash_start,
+                segment.hash_end,
+                segment.segment_topic,
+                tuple((each.start, each.end) for each in segment.bucket_ranges),
             )
             for segment in message.segments
         ),
@@ -107,7 +105,8 @@ class Holdings:
 
     A segment that is taken away is left first, and closed after that; the close lets the controller
     give it to another consumer.  A segment that is assigned again while it is being left is opened
-    after it was closed, so a consumer never has it twice.
+    after it was closed, so a consumer never has it twice.  A segment that is shared from now on, or
+    no longer, is left and opened too.
     """
 
     __slots__ = ("_next", "_now", "_states")
@@ -136,7 +135,8 @@ class Holdings:
         wanted = {segment.segment_id: segment for segment in segments}
         effects: list[Effect] = []
         for segment_id in list(self._states):
-            # The same id under another topic name is another segment.
+            # The same id under another topic name is another segment, and a segment that is to be
+            # shared is used in another way.
             if self._assigned_to(segment_id) != wanted.get(segment_id):
                 effects += self._apply_event(segment_id, HoldingEvent.TAKEN)
         for segment_id, segment in wanted.items():

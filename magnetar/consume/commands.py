@@ -12,6 +12,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ack_set import to_words
 from magnetar.protocol.ids import to_wire
 from magnetar.protocol.incarnation import INCARNATION
+from magnetar.protocol.managed_clients import MANAGED_PROPERTY
 
 __all__ = [
     "acks_of",
@@ -29,8 +30,6 @@ __all__ = [
 
 T = TypeVar("T")
 _Kind: Final = pb.BaseCommand
-MANAGED: Final = "__pulsar.v5.managed"
-"""The property by which the broker of a regular topic knows a client of scalable topics."""
 SEGMENT_DOMAIN: Final = "segment://"
 
 
@@ -62,7 +61,7 @@ def subscribe_of(
     if how.incarnation:
         command.metadata.add(key=INCARNATION, value=how.incarnation)
     if not topic.startswith(SEGMENT_DOMAIN):
-        command.metadata.add(key=MANAGED, value="true")
+        command.metadata.add(key=MANAGED_PROPERTY, value="true")
     if not how.durable:
         start = EARLIEST_ENTRY if after is None else after
         command.start_message_id.ledger_id = to_wire(start.ledger_id)

@@ -13,7 +13,7 @@ from magnetar.consume.message import RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import DeadLetterPolicy
 from magnetar.context import ClientContext
-from magnetar.errors import MagnetarError
+from magnetar.errors import AuthorizationFailed, MagnetarError
 from magnetar.message_id import MessageId
 from magnetar.produce.producer import Producer
 from magnetar.produce.producer_settings import ProducerSettings
@@ -103,14 +103,7 @@ class DeadLetters:
     async def close(self) -> None:
         """Cancel dead letters that are being sent; they are delivered again."""
         await self._sending.end()
-        opened, self._producer = self._producer, None
-        if opened is None:
-            return
-        if not opened.done():
-            opened.cancel()
-        await asyncio.wait((opened,))
-        if not opened.cancelled() and opened.exception() is None:
-            await opened.result().close()
+        await self._close_producer()
 
     async def _send(self, message: RawMessage[SegmentConsumer]) -> None:
         own = message.own_metadata
@@ -118,8 +111,9 @@ class DeadLetters:
         properties[REAL_TOPIC] = self._from
         properties[REAL_SUBSCRIPTION] = self._subscription
         properties[ORIGIN_MESSAGE_ID] = str(message.entry_id)
+        opening = self._open_producer()
         try:
-            producer = await self._open_producer()
+            producer = await asyncio.shield(opening)
             await producer.send(
                 None if own.null_value else message.payload,
                 key=_key_of(own),
@@ -136,17 +130,31 @@ class DeadLetters:
                 error,
             )
             self._redeliver_later(message)
+            if isinstance(error, AuthorizationFailed) and self._producer is opening:
+                # A producer fails for good, and the grant may come back while the consumer lives.
+                await self._close_producer()
 
     def _redeliver_later(self, message: RawMessage[SegmentConsumer]) -> None:
         message.segment.nack(message.entry_id, message.entry.redelivery_count)
 
-    async def _open_producer(self) -> DeadLetterProducer:
+    def _open_producer(self) -> asyncio.Task[DeadLetterProducer]:
         """Open the producer if it is not open, once for all tasks that wait."""
         if self._producer is None or (
             self._producer.done() and (self._producer.cancelled() or self._producer.exception())
         ):
             self._producer = self._context.loop.create_task(self._open())
-        return await asyncio.shield(self._producer)
+        return self._producer
+
+    async def _close_producer(self) -> None:
+        """Close the producer if there is one; the next dead letter opens another one."""
+        opened, self._producer = self._producer, None
+        if opened is None:
+            return
+        if not opened.done():
+            opened.cancel()
+        await asyncio.wait((opened,))
+        if not opened.cancelled() and opened.exception() is None:
+            await opened.result().close()
 
     async def _open(self) -> DeadLetterProducer:
         producer = self._new_producer(self.topic)

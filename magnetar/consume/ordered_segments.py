@@ -24,7 +24,6 @@ from magnetar.errors import (
     ConsumerAssignFailed,
     ConsumerBusy,
     MagnetarError,
-    NotSupported,
     OperationTimedOut,
     TopicNotFound,
 )
@@ -194,11 +193,7 @@ class ControllerSession(Attachment):
             self._take(frame.command.scalable_topic_assignment_update.assignment)
 
     def _take(self, message: pb.ScalableConsumerAssignment) -> None:
-        try:
-            assignment = assignment_of(message)
-        except NotSupported as error:
-            self.again(error)
-            return
+        assignment = assignment_of(message)
         if assignment.layout_epoch < self._epoch:
             return
         self._epoch = assignment.layout_epoch

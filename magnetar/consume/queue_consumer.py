@@ -20,7 +20,7 @@ from magnetar.consume.receiving import Inbox, InboxConsumer, check_message
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import QueueSettings
 from magnetar.context import ClientContext, check_loop
-from magnetar.errors import AlreadyClosed, MagnetarError, TopicNotFound
+from magnetar.errors import AlreadyClosed, AuthorizationFailed, MagnetarError, TopicNotFound
 from magnetar.layout import Layout, Segment
 from magnetar.layout_watch import LayoutWatch
 from magnetar.opening import resolve
@@ -58,7 +58,8 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
 
     It subscribes to every segment of the layout, active and sealed, and opening waits for all of
     them.  A segment that fails later is retried for as long as it is in the layout, while the
-    others go on.  `close` sends the acknowledgements; other consumers get all other messages.
+    others go on; if the permission to consume was withdrawn, the consumer fails.  `close` sends the
+    acknowledgements; other consumers get all other messages.
 
     With `processing_timeout_s` a message that is neither acknowledged nor negatively acknowledged
     in that time is delivered again, with the unacknowledged messages of its batch.  A late
@@ -98,6 +99,8 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
         self._ended: set[int] = set()
+        self._is_forbidden = False
+        """Whether a broker has refused a segment because the permission is missing."""
         self._begins_processing = bool(settings.processing_timeout_s) and not passes_on
 
     @property
@@ -265,6 +268,8 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         while True:
             if await self._consume(segment, first, backoff):
                 break
+            if self._is_forbidden:
+                return
             await asyncio.sleep(backoff.pause_s())
         self._ended.add(segment.segment_id)
         self._keepers.pop(segment.segment_id, None)
@@ -300,6 +305,10 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         resolve(first, None)
         why = refusal or consumer.error
         _log.warning("segment_not_consumed topic=%s error=%s", segment.topic, why)
+        if isinstance(why, AuthorizationFailed):
+            # Retries cannot bring a grant back, so the application would wait in vain.
+            self._is_forbidden = True
+            self._inbox.fail(why)
         return False
 
     def _new_consumer(self, segment: Segment) -> SegmentConsumer:

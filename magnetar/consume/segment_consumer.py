@@ -194,7 +194,7 @@ class SegmentConsumer(Attachment):
         self.on_failure: Callable[[SegmentConsumer], None] | None = None
         self._inbox = inbox
         self._permits = Permits(settings.receiver_queue_size)
-        self._shared = settings.durable and settings.kind is not SubscriptionKind.EXCLUSIVE
+        self._shared = settings.durable and not settings.ordered
         self._tracker = AckTracker(shared=self._shared)
         self._answers = AckAnswers()
         self._chunks = ChunkAssembly(
@@ -334,7 +334,7 @@ class SegmentConsumer(Attachment):
         message = frame.command.message
         if self._leaving:
             return
-        if self._epoch and from_wire(message.consumer_epoch) < self._epoch:
+        if self._epoch and self._is_of_earlier_epoch(message):
             # Sent before the broker got the request to redeliver everything.
             self._permits.arrived(permits_of(frame.entry), 0)
             self._request_messages()
@@ -348,6 +348,14 @@ class SegmentConsumer(Attachment):
         if decoded.why or decoded.again or decoded.too_old or decoded.failure:
             self._report_problems(decoded, message.redelivery_count)
         self._request_messages()
+
+    def _is_of_earlier_epoch(self, message: pb.CommandMessage) -> bool:
+        """Whether a message was sent before the last request to redeliver everything."""
+        # Not every broker puts the epoch into messages of shared segments.
+        shared = self.settings.kind is SubscriptionKind.KEY_SHARED
+        if shared and not message.HasField("consumer_epoch"):
+            return False
+        return from_wire(message.consumer_epoch) < self._epoch
 
     def _report_problems(
         self, decoded: "DecodedEntry[SegmentConsumer]", redelivery_count: int

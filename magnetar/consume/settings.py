@@ -4,7 +4,7 @@ Settings are frozen, and raise `InvalidArgument` when they are made with an inva
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, TypedDict
@@ -13,6 +13,7 @@ from magnetar.bounds import CHUNKED_BYTES
 from magnetar.errors import InvalidArgument
 from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import segment_suffix
 from magnetar.settings import check_positive, member_of
 
 __all__ = [
@@ -112,6 +113,12 @@ class SubscribeSettings:
     max_pending_chunked_messages: int = 10
     max_pending_chunked_bytes: int = CHUNKED_BYTES
     expire_chunked_after_ms: int = 60_000
+
+    @property
+    def ordered(self) -> bool:
+        """Whether all that is not acknowledged comes again, in order, on a new attachment."""
+        buckets = self.key_shared is not None and self.key_shared.entryBucketDispatch
+        return buckets or self.kind is SubscriptionKind.EXCLUSIVE
 
     def __post_init__(self) -> None:
         if not self.subscription.strip():
@@ -251,7 +258,7 @@ class QueueSettings(SubscriptionSettings):
         self, subscription: str, segment_id: int, schema: pb.Schema | None
     ) -> SubscribeSettings:
         """Return the settings to subscribe to a segment with.  Raises `InvalidArgument`."""
-        name = "" if self.consumer_name is None else f"{self.consumer_name}-seg-{segment_id}"
+        name = "" if self.consumer_name is None else self.consumer_name + segment_suffix(segment_id)
         return replace(
             self._subscribing(subscription, SubscriptionKind.SHARED, name, schema),
             priority_level=self.priority_level,
@@ -284,11 +291,25 @@ class StreamSettings(SubscriptionSettings):
         self.of_segment("-", "-", 0, None)
 
     def of_segment(
-        self, subscription: str, consumer_name: str, segment_id: int, schema: pb.Schema | None
+        self,
+        subscription: str,
+        consumer_name: str,
+        segment_id: int,
+        schema: pb.Schema | None,
+        bucket_ranges: Sequence[tuple[int, int]] = (),
     ) -> SubscribeSettings:
-        """Return the settings to subscribe to a segment with.  Raises `InvalidArgument`."""
-        name = f"{consumer_name}-seg-{segment_id}"
-        return self._subscribing(subscription, SubscriptionKind.EXCLUSIVE, name, schema)
+        """Return the settings to subscribe to a segment with.  Raises `InvalidArgument`.
+
+        `bucket_ranges` are the entry buckets of a segment that consumers share.
+        """
+        name = consumer_name + segment_suffix(segment_id)
+        if not bucket_ranges:
+            return self._subscribing(subscription, SubscriptionKind.EXCLUSIVE, name, schema)
+        buckets = pb.KeySharedMeta(key_shared_mode=pb.STICKY, entryBucketDispatch=True)
+        for first, last in bucket_ranges:
+            buckets.hash_ranges.add(start=first, end=last)
+        shared = self._subscribing(subscription, SubscriptionKind.KEY_SHARED, name, schema)
+        return replace(shared, key_shared=buckets)
 
 
 class StreamOptions(SubscriptionOptions, total=False):
@@ -314,7 +335,7 @@ class CheckpointSettings(ReceivingSettings):
         start_after: EntryId,
     ) -> SubscribeSettings:
         """Return the settings to read a segment with.  Raises `InvalidArgument`."""
-        name = f"{consumer_name}-seg-{segment_id}"
+        name = consumer_name + segment_suffix(segment_id)
         return replace(
             self._receiving(reader, SubscriptionKind.EXCLUSIVE, name, schema),
             durable=False,

@@ -17,6 +17,7 @@ from magnetar.consume.acknowledgements import (
     start_now,
 )
 from magnetar.consume.assignments import AssignedSegment, Assignment
+from magnetar.consume.delivery_log import DeliveryLog, SharedEntryId
 from magnetar.consume.message import Message, RawMessage
 from magnetar.consume.ordered_acks import ObservedTransaction, OrderedAcks
 from magnetar.consume.ordered_segments import (
@@ -28,6 +29,7 @@ from magnetar.consume.ordered_segments import (
 from magnetar.consume.receiving import InboxConsumer, check_message, random_name
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import StreamSettings
+from magnetar.consume.shared_segment import SharedSegment
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import (
     AlreadyClosed,
@@ -74,6 +76,10 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     any more: this raises `TransactionConflict`.  If the application gives up messages before it
     acknowledges them in the transaction, it must call `redeliver_unacknowledged`.
 
+    Where a subscription has more consumers than the topic has segments, consumers share a segment
+    (PIP-486): each key still goes to one of them at a time, in order.  The position of a shared
+    segment in a vector stands for the messages that this consumer handed out until then.
+
     Only one transaction at a time can acknowledge on a segment; another one raises
     `TransactionConflict`.  If the topic no longer exists, the consumer fails after a while.
     """
@@ -110,6 +116,8 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         self._lost: set[int] = set()
         """Segments of the vector that were lost before everything was acknowledged."""
         self._acks = OrderedAcks()
+        self._logs: dict[int, DeliveryLog] = {}
+        """The messages handed out of segments that are, or were, shared."""
         self.times_back = 0
         """The number of redeliveries of everything."""
         self.on_going_back: Callable[[], None] | None = None
@@ -139,11 +147,26 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     @property
     def is_all_acknowledged(self) -> bool:
         """Whether everything that was handed out is acknowledged."""
-        return all(self._acks.is_all_acknowledged(segment_id) for segment_id in self._vector)
+        return not any(self._has_unacknowledged(segment_id) for segment_id in self._vector)
 
     def is_acknowledged(self, positions: Positions) -> bool:
         """Whether everything up to these positions is acknowledged outside of open transactions."""
-        return all(self._acks.is_acknowledged(i, entry, None) for i, entry in positions.items())
+        return all(
+            not self._is_open_in_log(segment_id, entry)
+            if isinstance(entry, SharedEntryId)
+            else self._acks.is_acknowledged(segment_id, entry, None)
+            for segment_id, entry in positions.items()
+        )
+
+    def _is_open_in_log(self, segment_id: int, entry: EntryId) -> bool:
+        log = self._logs.get(segment_id)
+        return log is not None and log.is_open(entry)
+
+    def _has_unacknowledged(self, segment_id: int) -> bool:
+        log = self._logs.get(segment_id)
+        if log is not None and not log.is_empty:
+            return True
+        return not self._acks.is_all_acknowledged(segment_id)
 
     async def open(self) -> None:
         """Register with the controller, and subscribe to the first assignment.
@@ -220,7 +243,8 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         for consumer, segment_id, entry in said:
             if transaction is None:
                 consumer.acknowledge_up_to(entry)
-                self._acks.record_ack(segment_id, entry, None)
+                if not isinstance(entry, SharedEntryId):
+                    self._acks.record_ack(segment_id, entry, None)
                 if wait:
                     outcomes.append(start_now(consumer.confirmed()))
                 continue
@@ -243,9 +267,16 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
                 f"Id {entry} lacks the size of its batch; give the id of a received message."
             )
         id_of_it = None if transaction is None else transaction.id
-        if self._acks.is_acknowledged(segment_id, entry, id_of_it):
+        shared = isinstance(entry, SharedEntryId)
+        if shared and not self._is_open_in_log(segment_id, entry):
             return None
-        if self._acks.awaits_redelivery(segment_id, entry):
+        if not shared and self._acks.is_acknowledged(segment_id, entry, id_of_it):
+            return None
+        if (
+            self._logs[segment_id].comes_again(entry)
+            if shared
+            else self._acks.awaits_redelivery(segment_id, entry)
+        ):
             raise TransactionConflict(
                 f"Message {entry} of segment {segment_id} comes again, as a transaction did not "
                 "commit; acknowledge it when it is received again."
@@ -258,12 +289,15 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         consumer = self._held.consumer_of(segment_id)
         if consumer is not None and consumer.state is AttachmentState.CLOSED:
             consumer = None
+        if shared is not isinstance(consumer, SharedSegment):
+            consumer = None  # The messages were given up when its use changed.
         if consumer is None and transaction is not None:
             raise AlreadyClosed(
                 f"Segment {segment_id} of {self.topic} went to another consumer before this was "
                 "acknowledged; abort the transaction, as it is delivered there again."
             )
-        if transaction is not None and self._acks.may_be_duplicated(segment_id):
+        # The broker refuses a message of a shared segment that another consumer acknowledged.
+        if transaction is not None and not shared and self._acks.may_be_duplicated(segment_id):
             raise TransactionConflict(
                 f"Messages of segment {segment_id} of {self.topic} may be processed twice, as the "
                 "connection or the segment was lost before they were acknowledged; abort the "
@@ -305,7 +339,12 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         check_loop(self._loop)
         self.times_back += 1
         self._acks.expect_redelivery()
-        kept = (i for i in self._vector if self._held.consumer_of(i) is not None)
+        kept = (
+            segment_id
+            for segment_id in self._vector
+            if (consumer := self._held.consumer_of(segment_id)) is not None
+            and not isinstance(consumer, SharedSegment)
+        )
         done = {segment_id: self._acks.acknowledged_up_to(segment_id) for segment_id in kept}
         self._vector = MappingProxyType(
             {i: entry for i, entry in done.items() if entry is not None}
@@ -330,7 +369,9 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         return self._acks.in_doubt
 
     def is_settled(self, segment_id: int, entry: EntryId) -> bool:
-        """See `OrderedAcks.is_settled`."""
+        """See `OrderedAcks.is_settled`; of a shared segment, see `DeliveryLog.is_settled`."""
+        if isinstance(self._held.consumer_of(segment_id), SharedSegment):
+            return self._logs[segment_id].is_settled(entry)
         return self._acks.is_settled(segment_id, entry)
 
     def start_attachment(self, segment_id: int) -> None:
@@ -369,7 +410,10 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
         entry = received.entry_id
         if self._ordered_inbox.is_stale:
             raise _MessageRedelivered
-        self._acks.record_delivery(segment_id, entry)
+        if isinstance(received.segment, SharedSegment):
+            entry = SharedEntryId(*entry)
+        else:
+            self._acks.record_delivery(segment_id, entry)
         self._vector = MappingProxyType({**self._vector, segment_id: entry})
         return Message(received, self._schema, self.topic, segment_id, self._vector)
 
@@ -378,11 +422,18 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     async def segment_consumer(self, segment: AssignedSegment) -> SegmentConsumer:
         """Make a new consumer of a segment."""
         how = self._settings.of_segment(
-            self._subscription, self.name, segment.segment_id, self._given_schema.info
+            self._subscription,
+            self.name,
+            segment.segment_id,
+            self._given_schema.info,
+            segment.bucket_ranges,
         )
         how = replace(how, incarnation=self._incarnation)
         self._acks.start_attachment(segment.segment_id)
         self._lost.discard(segment.segment_id)
+        if segment.bucket_ranges:
+            log = self._logs.setdefault(segment.segment_id, DeliveryLog())
+            return SharedSegment(self._context, segment, how, self._inbox, self, log)
         return OrderedSegment(self._context, segment, how, self._inbox, self)
 
     def missing(self, segment: AssignedSegment, times: int) -> bool:
@@ -404,7 +455,14 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
     def parted(self, segment: AssignedSegment) -> None:
         """Give up a segment that was closed."""
         segment_id = segment.segment_id
-        if self._acks.lose_segment(segment_id):
+        log = self._logs.get(segment_id)
+        if segment.bucket_ranges:
+            is_left = log is not None and not log.is_empty
+        else:
+            is_left = self._acks.lose_segment(segment_id)
+        if log is not None and log.is_empty:
+            del self._logs[segment_id]
+        if is_left:
             self._lost.add(segment_id)
         else:
             self._vector = _without(self._vector, {segment_id})
@@ -412,10 +470,12 @@ class StreamConsumer(InboxConsumer[T, SegmentConsumer]):
 
     def _forget_lost(self, acknowledged: Container[int]) -> None:
         """Remove lost segments from the vector that are all acknowledged, or in `acknowledged`."""
-        done = {i for i in self._lost if i in acknowledged or self._acks.is_all_acknowledged(i)}
+        done = {i for i in self._lost if i in acknowledged or not self._has_unacknowledged(i)}
         if done:
             self._lost -= done
             self._vector = _without(self._vector, done)
+        for segment_id in done:
+            self._logs.pop(segment_id, None)
 
     def failed(self, error: MagnetarError) -> None:
         """Fail, as a segment or the session has failed."""

@@ -121,23 +121,17 @@ def _batches_in_order(
     batch: list[OutgoingMessage] = []
     count, size = max_messages, 0
     txn: tuple[int, int] | None = None
-    was_known = False
     for message in messages:
         size += message.size
-        if (
-            count >= max_messages
-            or size > max_bytes
-            or message.txn != txn
-            # A deduplicating broker drops a SEND whose highest sequence id it has.  So messages
-            # that it may have share no batch with new ones.
-            or (message.number <= known) is not was_known
-            or message.deliver_at_ms is not None
-        ):
+        # A deduplicating broker drops or stores a SEND as a whole.  It may have some of the
+        # messages up to `known`, depending on their keys, so each of these is sent alone.
+        alone = message.number <= known or message.deliver_at_ms is not None
+        if count >= max_messages or size > max_bytes or message.txn != txn or alone:
             batch = []
             batches.append(batch)
             count, size = 0, message.size
-            txn, was_known = message.txn, message.number <= known
-            if message.deliver_at_ms is not None:
+            txn = message.txn
+            if alone:
                 count = max_messages
         batch.append(message)
         count += 1
@@ -158,7 +152,7 @@ def _batches_by_bucket(
 class _BatchBuilder:
     """Builds batches, one open batch for each bucket."""
 
-    __slots__ = ("_known", "_limits", "_open", "_sizes", "_txn", "_was_known", "batches")
+    __slots__ = ("_known", "_limits", "_open", "_sizes", "_txn", "batches")
 
     def __init__(self, limits: BatchLimits, known: int) -> None:
         self.batches: list[list[OutgoingMessage]] = []
@@ -167,23 +161,23 @@ class _BatchBuilder:
         self._open: dict[int, list[OutgoingMessage]] = {}
         self._sizes: dict[int, int] = {}
         self._txn: tuple[int, int] | None = None
-        self._was_known = False
 
     def put(self, message: OutgoingMessage, bucket: int) -> None:
         """Add a message to the batch of its bucket; first closes batches that exclude it."""
-        known = message.number <= self._known
-        if message.deliver_at_ms is not None or message.size > self._limits.max_bytes:
+        # The broker may have some of the messages up to `known`, depending on their keys.
+        alone = message.number <= self._known or message.deliver_at_ms is not None
+        if alone or message.size > self._limits.max_bytes:
             self.close()
             self.batches.append([message])
             return
-        if self._open and self._must_close(message, bucket, known):
+        if self._open and self._must_close(message, bucket):
             self.close()
-        self._txn, self._was_known = message.txn, known
+        self._txn = message.txn
         self._open.setdefault(bucket, []).append(message)
         self._sizes[bucket] = self._sizes.get(bucket, 0) + message.size
 
-    def _must_close(self, message: OutgoingMessage, bucket: int, known: bool) -> bool:
-        if message.txn != self._txn or known is not self._was_known:
+    def _must_close(self, message: OutgoingMessage, bucket: int) -> bool:
+        if message.txn != self._txn:
             return True
         batch = self._open.get(bucket)
         # Sequence ids of the user: another process may send the same messages again in other

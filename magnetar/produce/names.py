@@ -4,6 +4,7 @@ from magnetar.context import ClientContext
 from magnetar.errors import TopicNotFound, TopicTerminated
 from magnetar.layout import Segment
 from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import segment_suffix
 
 __all__ = ["last_stored_on_sealed", "name_on"]
 
@@ -11,7 +12,7 @@ __all__ = ["last_stored_on_sealed", "name_on"]
 def name_on(segment: Segment, name: str) -> str:
     """The name of a producer on this segment."""
     # Each segment counts the sequence ids of a producer separately.
-    return f"{name}-seg-{segment.segment_id}"
+    return name + segment_suffix(segment.segment_id)
 
 
 async def last_stored_on_sealed(context: ClientContext, segment: Segment, name: str) -> int:

@@ -30,6 +30,7 @@ from magnetar.produce.pending import Pending, Verdict
 from magnetar.produce.producer_settings import AccessMode, ProducerSettings
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
+from magnetar.protocol.managed_clients import MANAGED_PROPERTY
 from magnetar.protocol.server_error import InternalError
 from magnetar.settings import member_of
 from magnetar.wire.attachment import Attachment
@@ -37,8 +38,6 @@ from magnetar.wire.connection import Connection, PeerKind
 
 __all__ = ["SegmentOwner", "SegmentProducer"]
 
-MANAGED_PROPERTY: Final = "__pulsar.v5.managed"
-"""The property by which a broker that migrates a regular topic knows a producer of layouts."""
 _RECEIPT: Final = pb.BaseCommand.SEND_RECEIPT
 Drained = Callable[[Sequence[OutgoingMessage]], None]
 

@@ -188,7 +188,7 @@ class SegmentRouter:
         """
         self._layout = layout
         self._known = {s.segment_id: _KnownSegment(s, _S.TAKING) for s in layout.active}
-        self._held.extendleft(reversed(list(unsent)))
+        self._hold_again(unsent)
         self._settle()
 
     def ended(self, segment_id: int) -> bool:
@@ -203,8 +203,7 @@ class SegmentRouter:
     def drained(self, segment_id: int, unsent: Iterable[OutgoingMessage]) -> None:
         """Note that all messages of a segment are stored, except for `unsent`, in order."""
         self._move(segment_id, _S.DRAINED)
-        # They were sent earlier than every held message of the same keys.
-        self._held.extendleft(reversed(list(unsent)))
+        self._hold_again(unsent)
         self._settle()
 
     def take_released(self) -> list[Placed]:
@@ -221,6 +220,14 @@ class SegmentRouter:
                 placed.append((segment, message))
         self._held = still
         return placed
+
+    def _hold_again(self, unsent: Iterable[OutgoingMessage]) -> None:
+        """Hold messages that a segment did not store; all that are held stay in sending order."""
+        before = len(self._held)
+        self._held.extendleft(reversed(list(unsent)))
+        if len(self._held) > before > 0:
+            # A merged segment gets the messages of several, and sequence ids have to rise there.
+            self._held = deque(sorted(self._held, key=lambda message: message.place))
 
     def _move(self, segment_id: int, to: SegmentState) -> None:
         known = self._known[segment_id]

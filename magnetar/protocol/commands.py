@@ -90,6 +90,10 @@ def _first_missing(message: Message) -> str:
 
 def encode_command(command: BaseCommand) -> bytes:
     """The whole frame of a command without payload."""
-    body = command.SerializeToString()
+    return frame_of(command.SerializeToString())
+
+
+def frame_of(body: bytes) -> bytes:
+    """The whole frame of an encoded command without payload."""
     size = len(body)
     return _SIZES.pack(size + 4, size) + body

@@ -75,6 +75,8 @@ SMALLER_MESSAGES: Final = "send smaller messages, or raise the broker's largest 
 _SEND: Final = BaseCommand.SEND
 _MESSAGE: Final = BaseCommand.MESSAGE
 _MAGIC: Final = int.from_bytes(CHECKSUM_MAGIC, "big")
+_LARGE_PIECE_BYTES: Final = 16 * 1024
+"""Pieces of an incomplete frame that are at least as large are kept without a copy."""
 _new_tuple: Final = tuple.__new__
 """Makes a NamedTuple without the call of its Python constructor."""
 
@@ -86,7 +88,15 @@ class FrameDecoder:
     times.  No memory is allocated for a length that was only announced.
     """
 
-    __slots__ = ("_advice", "_buffer", "_error", "_max_command_size", "_max_frame_size", "_needed")
+    __slots__ = (
+        "_advice",
+        "_error",
+        "_held_bytes",
+        "_max_command_size",
+        "_max_frame_size",
+        "_needed",
+        "_pieces",
+    )
 
     def __init__(
         self,
@@ -101,19 +111,20 @@ class FrameDecoder:
         self._max_frame_size = max_frame_size
         self._max_command_size = max_command_size
         self._advice = advice
-        self._buffer = bytearray()
+        self._pieces: list[bytes | bytearray] = []
+        self._held_bytes = 0
         self._needed = 0
         self._error: FrameError | None = None
 
     @property
     def buffered_size(self) -> int:
         """The bytes of an incomplete frame."""
-        return len(self._buffer)
+        return self._held_bytes
 
     @property
     def has_more(self) -> bool:
         """Whether the last `feed` stopped at `max_commands`: feed again, if need be nothing."""
-        return bool(self._buffer) and not self._needed
+        return self._held_bytes > 0 and not self._needed
 
     def set_limit(self, max_frame_size: int) -> None:
         """Refuse frames of more than `max_frame_size` bytes from now on, with the usual advice."""
@@ -122,7 +133,8 @@ class FrameDecoder:
 
     def discard(self) -> None:
         """Drop the bytes of an incomplete frame: nothing more will be fed."""
-        self._buffer = bytearray()
+        self._pieces = []
+        self._held_bytes = 0
 
     def feed(self, data: bytes, max_commands: int = sys.maxsize) -> list[Received]:
         """Decode bytes; returns the frames that they complete, in order.
@@ -135,12 +147,12 @@ class FrameDecoder:
         if self._error is not None:
             # A new error, as each traceback would keep the frames of the caller.
             raise type(self._error)(*self._error.args)
-        if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._needed:
+        if self._held_bytes:
+            if self._held_bytes + len(data) < self._needed:
+                self._hold(data)
                 return []
-            data = bytes(self._buffer)
-            self._buffer = bytearray()
+            data = b"".join((*self._pieces, data))
+            self.discard()
         frames: list[Received] = []
         failure: FrameError | None = None
         try:
@@ -199,8 +211,19 @@ class FrameDecoder:
             frames.append(_decode(data, position + _HEADER, command_size, end))
             position = end
         if position < available:
-            self._buffer += data[position:] if position else data
+            self._hold(data[position:])
             self._needed = needed
+
+    def _hold(self, data: bytes) -> None:
+        """Keep bytes of an incomplete frame."""
+        self._held_bytes += len(data)
+        if len(data) >= _LARGE_PIECE_BYTES:
+            self._pieces.append(data)
+        elif self._pieces and isinstance(self._pieces[-1], bytearray):
+            # Small pieces share one, as each object is larger than a few bytes.
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(bytearray(data))
 
     def _bad_command_size(self, command_size: int, left: int) -> FrameError:
         if command_size > left:

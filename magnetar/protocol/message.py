@@ -48,6 +48,15 @@ def transaction_named_by(metadata: MessageMetadata) -> tuple[int, int] | None:
     return metadata.txnid_most_bits, metadata.txnid_least_bits
 
 
+def naming_transaction(entry: bytes, txn: tuple[int, int]) -> bytes:
+    """The entry with a transaction in its metadata, which names none.  Raises `MalformedEntry`."""
+    start = _payload_start(entry)
+    # Fields at the end of the metadata are as good as in their place.
+    named = MessageMetadata(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+    raw = entry[_METADATA_FROM:start] + named.SerializePartialToString()
+    return seal_entry(b"".join((_U32.pack(len(raw)), raw, entry[start:])))
+
+
 def _unreadable(what: str) -> MalformedMetadata:
     return MalformedMetadata(
         f"The metadata of a message is {what}; correct the producer, or skip the message."
@@ -141,13 +150,23 @@ def build_batch(messages: Iterable[tuple[SingleMessageMetadata, bytes]]) -> byte
 def sticky_key(metadata: MessageMetadata) -> bytes:
     """The key by which Key_Shared groups messages.
 
-    It is the ordering key, else the key, else `<producer>-<sequence id>`.  A key that is marked as
-    base64 and is not counts as text.
+    It is the ordering key, else the key, else `<producer>-<sequence id>`.
     """
     if metadata.HasField("ordering_key"):
         return metadata.ordering_key
-    if not metadata.HasField("partition_key"):
+    key = partition_key(metadata)
+    if key is None:
         return f"{metadata.producer_name}-{from_wire(metadata.sequence_id)}".encode()
+    return key
+
+
+def partition_key(metadata: MessageMetadata) -> bytes | None:
+    """The key of a message, or of the first one of a batch; None without a key.
+
+    A key that is marked as base64 and is not counts as text.
+    """
+    if not metadata.HasField("partition_key"):
+        return None
     key = metadata.partition_key.encode()
     if metadata.partition_key_b64_encoded:
         try:

@@ -152,12 +152,17 @@ class TopicName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """One segment of a scalable topic: `hash_start` to `hash_end`, both included."""
+    """One segment of a scalable topic: `hash_start` to `hash_end`, both included.
+
+    `legacy_topic` is the ordinary topic or partition that is the segment, where a topic was
+    migrated: clients attach to that name, and its ledger has the data.
+    """
 
     parent: TopicName
     hash_start: int
     hash_end: int
     segment_id: int
+    legacy_topic: TopicName | None = None
 
     @property
     def descriptor(self) -> str:
@@ -166,7 +171,9 @@ class SegmentName:
 
     @property
     def topic_name(self) -> TopicName:
-        """The segment as a topic of the `segment` domain."""
+        """The topic that is served: of the `segment` domain, or the legacy one."""
+        if self.legacy_topic is not None:
+            return self.legacy_topic
         parent = self.parent
         local_name = f"{parent.local_name}/{self.descriptor}"
         return TopicName(TopicDomain.SEGMENT, parent.tenant, parent.namespace, local_name)
@@ -177,6 +184,8 @@ class SegmentName:
     @property
     def ledger_path(self) -> str:
         """The name of its managed ledger."""
+        if self.legacy_topic is not None:
+            return self.legacy_topic.ledger_path
         parent = self.parent
         topic = encode_name(parent.local_name)
         return f"{parent.tenant}/{parent.namespace}/segment/{topic}/{self.descriptor}"
@@ -244,6 +253,11 @@ def _parse_segment(text: str, tenant: str, namespace: str, local_name: str) -> S
         raise _invalid(text, "has no range of hashes or no id; ranges lie in 0000 to ffff.")
     parent = TopicName(TopicDomain.TOPIC, tenant, namespace, topic)
     return SegmentName(parent, start, end, segment_id)
+
+
+def segment_suffix(segment_id: int) -> str:
+    """The suffix that v5 clients add to the name of a producer or consumer on a segment."""
+    return f"-seg-{segment_id}"
 
 
 def segment_name(name: TopicName) -> SegmentName:

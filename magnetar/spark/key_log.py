@@ -83,6 +83,7 @@ class Entry:
 
     `nonce` names its writer.  `epoch` of an `open` is the one that it expects.  `batches` has the
     last batch of each query, the latest query last; `openers` the nonces of the last openers.
+    `timeout_ms` of an `intent` is the timeout of its transaction; None: not known.
     """
 
     kind: EntryKind
@@ -92,6 +93,7 @@ class Entry:
     last: GroupRecord | None = None
     batches: Mapping[str, int] = field(default_factory=dict)
     openers: tuple[str, ...] = ()
+    timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,8 @@ def text_of(entry: Entry) -> str:
     }
     if entry.txn is not None:
         document["txn"] = str(entry.txn)
+    if entry.timeout_ms is not None:
+        document["timeoutMs"] = entry.timeout_ms
     if entry.last is not None:
         last = entry.last
         record: dict[str, object] = {"query": last.query, "batch": last.batch}
@@ -252,6 +256,7 @@ def entry_of(text: bytes) -> Entry:
             _record_of(document["last"]) if "last" in document else None,
             {str(query): int(batch) for query, batch in document.get("batches", ())},
             tuple(map(str, document.get("openers", ()))),
+            int(document["timeoutMs"]) if "timeoutMs" in document else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateUnreadable(

@@ -58,14 +58,20 @@ class PlainGroups:
         state: StateOption,
         known: ReadSoFar,
         reported: Sequence[TxnId] = (),
+        *,
+        timeout_s: float | None = None,
     ) -> None:
-        """`known`: the part of the key's log that was read; `reported`: transactions of tasks."""
+        """`known`: the part of the key's log that was read; `reported`: transactions of tasks.
+
+        `timeout_s`: the timeout with which tasks begin transactions; None: not known.
+        """
         self._client = client
         self._key = key
         self._state = state
         self._nonce = os.urandom(16).hex()
         self._known = known
         self._reported = reported
+        self._timeout_ms = None if timeout_s is None else int(max(timeout_s, EMPTY_BATCH_S) * 1000)
 
     async def begin(self, task: Task, timeout_s: float) -> AttachedTransaction:
         """Begin a transaction (P2).  Raises `CommitRefused` in any task but the first one."""
@@ -115,7 +121,7 @@ class PlainGroups:
     ) -> bool:
         epoch, query, batch = self._key.epoch, decision.query, decision.batch
         # The intent first, then the state up to it decides (L3, P3).
-        intent = Entry(EntryKind.INTENT, self._nonce, epoch, txn)
+        intent = Entry(EntryKind.INTENT, self._nonce, epoch, txn, timeout_ms=self._timeout_ms)
         state = await log.read_up_to(await log.append(intent), own=txn)
         match state.verdict(epoch, query, batch, positions):
             case Verdict.DONE:

@@ -93,7 +93,7 @@ class Sink:
         if state is None:
             return KeyGroups(client, key)
         known = _read_so_far(os.getpid(), self.options.connection, key, state)
-        return PlainGroups(client, key, state, known, reported)
+        return PlainGroups(client, key, state, known, reported, timeout_s=self.options.timeout_s)
 
     def attempt_writer(
         self, client: magnetar.Client, groups: AnyGroups | None, task: Task

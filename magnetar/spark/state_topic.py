@@ -6,6 +6,7 @@ topics, and between several segments messages have no order.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,7 +55,16 @@ It may wait for a transaction of another key, whose deadline is 60 s, and Apache
 checks deadlines every 60 s.
 """
 _OF_ANOTHER_ROLE: Final = "neither the owner"
-"""Words of the error for a wrong role, after which the transaction may still be open."""
+"""Words of Apache Pulsar's error for a wrong role, after which the transaction may be open."""
+_PERHAPS_OF_ANOTHER_ROLE: Final = "another client began it"
+"""Words of Magnetar's error for a wrong role, and for a transaction that ended long ago.
+
+Brokers do not tell roles whether others have a transaction open.
+"""
+_LONGEST_TIMEOUT_MS: Final = 24 * 3600 * 1000
+"""The longest timeout that brokers give to a transaction."""
+_AFTER_DEADLINE_MS: Final = 10 * 60 * 1000
+"""A transaction has ended this long after its deadline, though clocks differ."""
 _POLL_S: Final = 0.2
 _BATCH: Final = 1000
 APPEND_TRIES: Final = 10
@@ -72,6 +82,8 @@ class ReadSoFar:
     state: KeyState = field(default_factory=KeyState)
     settled: set[TxnId] = field(default_factory=set)
     """Transactions that are pending in `state` and have ended."""
+    over_ms: dict[TxnId, int] = field(default_factory=dict)
+    """When each of those pending in `state` has surely ended, in ms since 1970."""
 
 
 class KeyLog:
@@ -217,6 +229,10 @@ class KeyLog:
             known.state = known.state.after(entry)
             if entry.kind is EntryKind.RECORD and entry.txn == own:
                 self._recorded = own
+            if entry.kind is EntryKind.INTENT and entry.txn is not None:
+                # The transaction began before its intent was written.
+                timeout_ms = entry.timeout_ms or _LONGEST_TIMEOUT_MS
+                known.over_ms[entry.txn] = message.publish_time_ms + timeout_ms + _AFTER_DEADLINE_MS
         known.place, known.begin = found.place, found
 
     async def _settle(self, own: TxnId | None) -> None:
@@ -225,6 +241,8 @@ class KeyLog:
         if not self._entitled(known.state):
             return
         known.settled.intersection_update(known.state.pending)
+        for txn in known.over_ms.keys() - set(known.state.pending):
+            del known.over_ms[txn]
         for txn in known.state.pending:
             if txn == own or txn in known.settled:
                 continue
@@ -234,10 +252,17 @@ class KeyLog:
                 pass  # It has ended; the record shows whether it was committed.
             except TransactionNotFound as error:
                 # Brokers let no other role end a transaction, so it must not count as ended.
-                if _OF_ANOTHER_ROLE in str(error):
+                if _OF_ANOTHER_ROLE in str(error) or (
+                    _PERHAPS_OF_ANOTHER_ROLE in str(error) and not self._is_over(txn)
+                ):
                     raise _not_ours(txn, error) from error
             known.settled.add(txn)
             self._may_have_committed = True
+
+    def _is_over(self, txn: TxnId) -> bool:
+        """Whether a pending transaction has surely ended, as its deadline passed long ago."""
+        over_ms = self._known.over_ms.get(txn)
+        return over_ms is not None and time.time() * 1000 > over_ms
 
 
 def _another_topic(key: str, expected: MessageRef | None) -> StateUnreadable:
@@ -251,9 +276,9 @@ def _another_topic(key: str, expected: MessageRef | None) -> StateUnreadable:
 
 def _not_ours(txn: TxnId, error: MagnetarError) -> StateUnreadable:
     return StateUnreadable(
-        f"Transaction {txn} was announced under this key by another role, so it cannot be aborted "
-        f"and may be committed yet ({error}). Open the key with that role, or when the deadline "
-        "of the transaction is over and brokers have forgotten it."
+        f"Transaction {txn} was announced under this key, apparently by another role, so it "
+        f"cannot be aborted and may be committed yet ({error}). Open the key with that role, or 10 "
+        "minutes after the deadline of the transaction."
     )
 
 

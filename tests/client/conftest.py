@@ -86,6 +86,10 @@ class Topic:
         """Make two neighbours one; returns when the new layout is stored."""
         await self._ask("POST", f"/merge/{first_id}/{second_id}")
 
+    async def rebucket(self, segment_id: int, buckets: int) -> None:
+        """Replace a segment by one with so many entry buckets; returns when that is stored."""
+        await self._ask("POST", f"/rebucket/{segment_id}", bucketCount=buckets)
+
     async def delete(self) -> None:
         """With whatever is attached to it."""
         await self._ask("DELETE", "", force="true")

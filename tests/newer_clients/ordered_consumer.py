@@ -18,7 +18,8 @@ class OrderedConsumer:
         self.session = session
         self.name = name
         self.consumers: dict[int, RawConsumer] = {}
-        self.buckets = False
+        self.buckets: dict[int, list[tuple[int, int]]] = {}
+        """The entry buckets of each segment; none if it is not shared."""
 
     @classmethod
     async def open(
@@ -35,6 +36,11 @@ class OrderedConsumer:
     async def until(self, wanted: set[int]) -> None:
         """Follow assignments until it is this one."""
         while set(self.consumers) != wanted:
+            await self._follow(await self._next())
+
+    async def until_shared(self, *segments: int) -> None:
+        """Follow assignments until it shares these segments, and no other."""
+        while {each for each, ranges in self.buckets.items() if ranges} != set(segments):
             await self._follow(await self._next())
 
     async def told(self, wanted: set[int]) -> None:
@@ -57,15 +63,25 @@ class OrderedConsumer:
         return update.scalable_topic_assignment_update.assignment
 
     async def _follow(self, assignment: pb.ScalableConsumerAssignment) -> None:
-        self.buckets |= any(segment.bucket_ranges for segment in assignment.segments)
-        for segment_id in self.consumers.keys() - ids(assignment):
-            await self.consumers.pop(segment_id).close()
+        buckets = {
+            segment.segment_id: [(each.start, each.end) for each in segment.bucket_ranges]
+            for segment in assignment.segments
+        }
+        for segment_id in list(self.consumers):
+            if buckets.get(segment_id) != self.buckets[segment_id]:
+                await self.consumers.pop(segment_id).close()
+        self.buckets = buckets
         for segment in assignment.segments:
             if segment.segment_id not in self.consumers:
                 options = pb.CommandSubscribe(
                     consumer_name=f"{self.name}-seg-{segment.segment_id}",
                     initial_position=pb.CommandSubscribe.Earliest,
                 )
+                for start, end in buckets[segment.segment_id]:
+                    options.sub_type = pb.CommandSubscribe.Key_Shared
+                    options.key_shared_meta.key_shared_mode = pb.STICKY
+                    options.key_shared_meta.entryBucketDispatch = True
+                    options.key_shared_meta.hash_ranges.add(start=start, end=end)
                 self.consumers[segment.segment_id] = await self.session.client.subscribe(
                     segment.segment_topic, SUBSCRIPTION, options, permits=100
                 )

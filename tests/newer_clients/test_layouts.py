@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from broker.app.service import Broker
+from broker.scalable.layout import IllegalBucketCount
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import SegmentId
 from magnetar.protocol.message import build_batch
@@ -114,18 +115,43 @@ async def test_epochs_rise_with_every_push(broker: Broker, connect: Connect) -> 
     epochs = [update.dag.epoch]
     await broker.scalable.split(name, SegmentId(0))
     await broker.scalable.split(name, SegmentId(1))
-    await broker.scalable.merge(name, SegmentId(3), SegmentId(4))
+    await broker.scalable.merge(name, (SegmentId(3), SegmentId(4)))
     while len(epochs) < 4:
         epochs.append((await session.next()).scalable_topic_update.dag.epoch)
     assert all(one < other for one, other in pairwise(epochs))
 
 
-async def test_no_segment_has_entry_buckets(broker: Broker, connect: Connect) -> None:
+async def test_segments_share_the_entry_buckets_of_their_topic(
+    broker: Broker, connect: Connect
+) -> None:
     name = parse_topic_name(TOPIC)
-    await broker.scalable.create(name, segments=4, properties={})
+    await broker.scalable.create(name, segments=2, properties={})
     await broker.scalable.split(name, SegmentId(0))
+    await broker.scalable.rebucket(name, SegmentId(1), 3)
+    await broker.scalable.merge(name, (SegmentId(2), SegmentId(3)))
     _, update = await (await connect()).watch_dag(TOPIC)
-    assert not any(segment.entry_bucket_splits for segment in update.dag.segments)
+    found = {each.segment_id: tuple(each.entry_bucket_splits) for each in update.dag.segments}
+    halves, thirds = (32768,), (21845, 43690)
+    assert found == {0: halves, 1: halves, 2: (), 3: (), 4: thirds, 5: halves}
+
+
+@pytest.mark.parametrize("settings", [{"scalable_topic_entry_bucket_budget": 1}])
+async def test_a_budget_of_one_gives_no_entry_buckets(connect: Connect) -> None:
+    _, update = await (await connect()).watch_dag(TOPIC)
+    (segment,) = update.dag.segments
+    assert not segment.entry_bucket_splits
+
+
+@pytest.mark.parametrize("settings", [{"scalable_topic_entry_bucket_max_per_segment": 5}])
+async def test_entry_buckets_of_a_segment_are_bounded(broker: Broker, connect: Connect) -> None:
+    name = parse_topic_name(TOPIC)
+    await broker.scalable.create(name, segments=2, properties={})
+    with pytest.raises(IllegalBucketCount):
+        await broker.scalable.rebucket(name, SegmentId(0), 6)
+    await broker.scalable.rebucket(name, SegmentId(0), 4)
+    await broker.scalable.merge(name, (SegmentId(2), SegmentId(1)))
+    _, update = await (await connect()).watch_dag(TOPIC)
+    assert len(update.dag.segments[-1].entry_bucket_splits) + 1 == 5
 
 
 def stamped(first: int, last: int, messages: int) -> pb.MessageMetadata:

@@ -1,12 +1,14 @@
 """Ordered consumers as clients after 5.0.0-M1 register, hand over and leave."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from broker.app.service import Broker
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import encode_command
+from magnetar.protocol.message import build_batch
 from magnetar.protocol.names import parse_topic_name
 from tests.newer_clients.conftest import Connect, cpp_client
 from tests.newer_clients.ordered_consumer import OrderedConsumer, ids
@@ -82,14 +84,54 @@ async def test_leaving_takes_back_a_registration_in_flight(
     assert ids(assignment) == {0, 1}
 
 
-async def test_buckets_are_never_assigned(client: RawClient, connect: Connect) -> None:
+def m1_client() -> pb.CommandConnect:
+    """CONNECT of the Java client 5.0.0-M1, which would take a shared segment for its own."""
+    return pb.CommandConnect(client_version="Pulsar-Java-v5.0.0-M1", protocol_version=21)
+
+
+@pytest.mark.parametrize("version", [m1_client, cpp_client])
+async def test_buckets_are_not_assigned_beside_clients_that_know_none(
+    client: RawClient, connect: Connect, version: Callable[[], pb.CommandConnect]
+) -> None:
     """More consumers than segments: the surplus gets nothing, and nobody a part of a segment."""
+    consumers = [
+        await OrderedConsumer.open(await connect(), TOPIC, name) for name in ("a", "b", "c")
+    ]
+    consumers.append(await OrderedConsumer.open(await connect(version()), TOPIC, "d"))
+    for consumer, segments in zip(consumers, ({0}, {1}, set(), set()), strict=True):
+        await consumer.until_shared()
+        await consumer.until(segments)
+
+
+async def test_surplus_consumers_share_segments(client: RawClient, connect: Connect) -> None:
     consumers = [
         await OrderedConsumer.open(await connect(), TOPIC, name) for name in ("a", "b", "c", "d")
     ]
-    for consumer, segments in zip(consumers, ({0}, {1}, set(), set()), strict=True):
-        await consumer.until(segments)
-        assert not consumer.buckets
+    halves = [(0, 32767), (32768, 65535)]
+    await asyncio.gather(*(each.until_shared(0) for each in (consumers[0], consumers[2])))
+    await asyncio.gather(*(each.until_shared(1) for each in (consumers[1], consumers[3])))
+    assert [list(each.buckets.values()) for each in consumers] == [[halves]] * 4
+    await consumers[2].leave()
+    await consumers[0].until_shared()
+    await consumers[0].until({0})
+    assert set(consumers[0].consumers) == {0}
+
+
+async def test_a_segment_with_an_unstamped_batch_is_shared_no_longer(
+    client: RawClient, connect: Connect
+) -> None:
+    consumers = [
+        await OrderedConsumer.open(await connect(), TOPIC, name) for name in ("a", "b", "c")
+    ]
+    await asyncio.gather(consumers[0].until_shared(0), consumers[2].until_shared(0))
+    producer = await client.create_producer("segment://public/default/orders/0000-7fff-0")
+    payload = build_batch([(pb.SingleMessageMetadata(payload_size=0), b"m")] * 2)
+    metadata = pb.MessageMetadata(num_messages_in_batch=2)
+    await producer.send(payload, metadata=metadata, send=pb.CommandSend(num_messages=2))
+    await consumers[2].until(set())
+    await consumers[0].until_shared()
+    await consumers[0].until({0})
+    assert (await consumers[0].consumers[0].receive()).payload == payload
 
 
 async def test_a_hand_over_never_answers_consumer_busy(client: RawClient, connect: Connect) -> None:

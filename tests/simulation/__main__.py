@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tests.simulation.injection import ASSERTING
 from tests.simulation.mutants import MUTANTS, Mutant
-from tests.simulation.plan import PROFILES
+from tests.simulation.plan import BY_NAME
 from tests.simulation.world import Outcome, simulate
 
 ALL = "all"
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1, help="first seed")
     parser.add_argument("--minutes", type=float, default=10, help="wall time; of each search")
     parser.add_argument("--plain", action="store_true", help="without transactions")
-    parser.add_argument("--profile", choices=list(PROFILES), help="one kind of trouble only")
+    parser.add_argument("--profile", choices=list(BY_NAME), help="one kind of trouble only")
     parser.add_argument("--late", action="store_true", help="requests of dead brokers arrive")
     rules = [ALL, *dict.fromkeys(rule for each in MUTANTS for rule in (each.rule, each.name))]
     parser.add_argument("--break", dest="broken", choices=rules, help="a rule to be broken")

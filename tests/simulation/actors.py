@@ -27,10 +27,14 @@ STREAM = "s"
 SEEKER = "k"
 COMMITTER = "c"
 PLAIN = "persistent://"
+MIGRATED = "/migrated"
+"""In the names of scalable topics that begin as ordinary ones; clients ask for those."""
 
 
 def segment_topic(topic: str, segment: pb.SegmentInfoProto) -> str:
     """The name under which clients attach to a segment."""
+    if segment.legacy_topic_name:
+        return segment.legacy_topic_name
     name = parse_topic_name(topic)
     place = f"{segment.hash_start:04x}-{segment.hash_end:04x}-{segment.segment_id}"
     return f"segment://{name.tenant}/{name.namespace}/{name.local_name}/{place}"
@@ -48,7 +52,8 @@ class Layout:
     async def watch(cls, client: SimulatedClient, topic: str) -> "Layout":
         if topic.startswith(PLAIN):
             return cls(topic)
-        session, command = await client.watch_dag(topic, create_if_missing=True)
+        asked = topic.replace("topic://", PLAIN) if MIGRATED in topic else topic
+        session, command = await client.watch_dag(asked, create_if_missing=True)
         if not command.HasField("dag"):
             raise ConnectionError(f"no layout: {command.message}")
         return cls(topic, session, command.dag)
@@ -69,6 +74,11 @@ class Layout:
                 return segment_topic(self.topic, segment)
         raise ConnectionError(f"no segment of {self.topic} takes {place}")
 
+    def all_active(self) -> list[str]:
+        if self.session is None:
+            return [self.topic]
+        return [segment_topic(self.topic, s) for s in self.dag.segments if s.state == pb.ACTIVE]
+
     def all(self) -> list[str]:
         if self.session is None:
             return [self.topic]
@@ -77,6 +87,9 @@ class Layout:
 
 class Actor:
     """A client process that connects again whenever it has to."""
+
+    client_version = ""
+    """That of CONNECT; empty: that of an M1 client."""
 
     def __init__(self, world: "World", name: str, host: Host, rng: random.Random) -> None:
         self.world = world
@@ -90,7 +103,9 @@ class Actor:
         while not self.stopping:
             try:
                 port = self.world.port
-                self.client = await SimulatedClient.of(self.world.history, self.name, port)
+                self.client = await SimulatedClient.of(
+                    self.world.history, self.name, port, version=self.client_version
+                )
                 await self.session(self.client)
             except GONE as error:
                 self.note(f"begins again: {type(error).__name__} {error}")

@@ -78,9 +78,7 @@ class SimulatedBroker(Broker):
         self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores
     ) -> None:
         super().__init__(settings, clock=clock, rng=rng, stores=stores)
-        self._server = SimulatedServer(
-            self, handler_table(), send, max_connections=settings.max_connections
-        )
+        self._server = SimulatedServer(self, handler_table(), send)
 
 
 class MovableLedgerStore(LocalLedgerStore):

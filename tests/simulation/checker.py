@@ -7,6 +7,8 @@ Rules (letters as in `docs/transactions.md` where there is one):
 - Nothing is delivered that was never sent, or by a transaction that had not committed by then.
 - Messages of one key that a producer awaited are delivered first in their order, to STREAM; to
   Key_Shared too, within a segment.
+- A message goes to an ordered consumer only when no other one has an earlier message of its key
+  (`hand_overs.py`).
 - What was acknowledged durably, or by a transaction that committed, is not delivered again, unless
   a seek says so.
 - What only aborted transactions acknowledged is delivered again; what a seek went back to, too.
@@ -23,10 +25,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 
 from magnetar.protocol.txn_id import NUMBER_BITS
+from tests.simulation.hand_overs import broken_hand_overs
 from tests.simulation.history import Acked, Delivered, History, KeyOpened, Message, Place, Txn
 
 COMMITTED = "COMMITTED"
-QUEUE, SEEKER = "q", "k"
+QUEUE, SEEKER, STREAM = "q", "k", "s"
 JOB = "job"
 """The transaction key of drivers that commit groups."""
 
@@ -73,6 +76,7 @@ class Checker:
         found += self._not_sought()
         for subscription in self._ordered:
             found += self._out_of_order(subscription)
+        found += broken_hand_overs(self._history, STREAM, self.committed_at)
         found += self._twice()
         found += self._headers()
         found += self._keys()
@@ -157,13 +161,13 @@ class Checker:
                 shown[each.message] = min(shown.get(each.message, order), order)
                 if not each.stale:
                     first[each.message] = min(first.get(each.message, order), order)
-        by_key: defaultdict[tuple[str, str, str], list[Message]] = defaultdict(list)
+        by_key: defaultdict[tuple[str, str, str, str], list[Message]] = defaultdict(list)
         for message in self._history.messages.values():
             if message.awaited and self.must_be_seen(message) and message.name in first:
                 # A queue has all segments of a topic beside each other.
                 segment = first[message.name][2] if subscription == QUEUE else ""
-                by_key[message.topic, segment, message.key].append(message)
-        for (_, _, key), messages in by_key.items():
+                by_key[message.topic, segment, message.producer, message.key].append(message)
+        for (_, _, _, key), messages in by_key.items():
             messages.sort(key=lambda each: each.number)
             for before, after in pairwise(messages):
                 if first[after.name] < shown[before.name]:

@@ -29,6 +29,8 @@ class SimulatedClient(RawClient):
         super().__init__(timeout_s)
         self.subscriptions: dict[int, tuple[str, str]] = {}
         """Subscription and segment of each consumer id."""
+        self.attachments: dict[int, int] = {}
+        """The number of the attachment of each consumer id."""
         self.delivered: dict[tuple[int, int, int], list[Delivered]] = {}
         """The newest delivery of each (consumer id, ledger, entry): its message, or a batch."""
         self.keys: dict[Txn, tuple[str, int]] = {}
@@ -36,9 +38,10 @@ class SimulatedClient(RawClient):
 
     @classmethod
     async def of(
-        cls, history: History, who: str, port: int, timeout_s: float = 20.0
+        cls, history: History, who: str, port: int, timeout_s: float = 20.0, version: str = ""
     ) -> "SimulatedClient":
-        client = await cls.open("broker", port, timeout_s=timeout_s)
+        connect = pb.CommandConnect(client_version=version) if version else None
+        client = await cls.open("broker", port, connect, timeout_s=timeout_s)
         assert isinstance(client, SimulatedClient)
         client.history, client.who = history, who
         return client
@@ -85,6 +88,7 @@ class SimulatedClient(RawClient):
                 written_at,
                 message.redelivery_count,
                 stale,
+                self.attachments[message.consumer_id],
             )
             for name, index in names_in(payload, metadata, message.ack_set)
         ]
@@ -108,11 +112,21 @@ class SimulatedClient(RawClient):
         *,
         durable: bool = True,
         incarnation: str = "",
+        buckets: Sequence[pb.IntRange] = (),
     ) -> RawConsumer:
-        """SUBSCRIBE at Earliest; deliveries are written down."""
+        """SUBSCRIBE at Earliest; deliveries are written down.
+
+        With `buckets`, the ranges of all entry buckets of the segment, it is shared.
+        """
         consumer_id = self.next_id()
         self.subscriptions[consumer_id] = (subscription, segment)
+        self.history.attachments += 1
+        self.attachments[consumer_id] = self.history.attachments
         meta = pb.KeySharedMeta(key_shared_mode=pb.AUTO_SPLIT)
+        if buckets:
+            meta = pb.KeySharedMeta(
+                key_shared_mode=pb.STICKY, hash_ranges=buckets, entryBucketDispatch=True
+            )
         options = pb.CommandSubscribe(
             key_shared_meta=meta if kind == pb.CommandSubscribe.Key_Shared else None,
             consumer_id=consumer_id,

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from magnetar.protocol import pulsar_pb2 as pb
@@ -11,7 +11,7 @@ from tests.simulation.actors import COMMITTER, QUEUE, SEEKER, STREAM, Actor, Lay
 from tests.simulation.client import GONE, Kind, SimulatedClient, partial_id, permits_of
 from tests.simulation.history import Delivered, Place, Transaction, Txn
 from tests.simulation.loop import Host
-from tests.support.raw_client import BrokerError, Delivery, RawConsumer
+from tests.support.raw_client import BrokerError, Delivery, RawConsumer, Session
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -53,17 +53,28 @@ class Receiver(Actor):
         await asyncio.sleep(seconds * (20 if self.world.draining else 1))
 
     async def attach(
-        self, client: SimulatedClient, segment: str, kind: "pb.CommandSubscribe.SubType", name: str
+        self,
+        client: SimulatedClient,
+        segment: str,
+        kind: "pb.CommandSubscribe.SubType",
+        name: str,
+        buckets: Sequence[pb.IntRange] = (),
     ) -> None:
         try:
-            consumer = await client.attach(segment, self.subscription, kind, name, self.permits)
+            consumer = await client.attach(
+                segment, self.subscription, kind, name, self.permits, buckets=buckets
+            )
         except GONE as error:
             if not client.alive:
                 raise
             self.note(f"cannot attach to {segment}: {error}")
+            self.refused(segment, error)
             return
         pump = asyncio.get_running_loop().create_task(self._pump(client, consumer))
         self.attached[segment] = (consumer, pump)
+
+    def refused(self, segment: str, error: Exception) -> None:
+        """Called when it could not attach to a segment: report a violation if that is one."""
 
     async def detach(self, segment: str, *, close: bool) -> None:
         consumer, pump = self.attached.pop(segment)
@@ -95,7 +106,7 @@ class Receiver(Actor):
     ) -> None:
         """Work on it for a while, then acknowledge it in one way or another, or not now."""
         if not self.world.draining:
-            await asyncio.sleep(self.rng.expovariate(200))
+            await asyncio.sleep(self.rng.expovariate(1 / self.world.plan.work_s))
         luck = self.rng.random()
         chosen, named = self.choose(client, consumer, delivery)
         if self.world.draining or luck < 0.5:
@@ -106,6 +117,8 @@ class Receiver(Actor):
             consumer.ack(named)
         elif luck < 0.9 + 0.1 * self.world.plan.negative:
             await asyncio.sleep(self.rng.expovariate(2))
+            for each in client.seen(consumer, delivery):
+                each.returned = True
             consumer.redeliver(delivery.message_id)
 
     def choose(
@@ -144,24 +157,42 @@ class StreamConsumer(Receiver):
     """Ordered: has the segments that the controller gives it."""
 
     subscription = STREAM
+    assignments: Session
 
     async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         session, assignment = await client.subscribe_scalable(
             self.topic, self.subscription, self.name
         )
+        self.assignments = session
         while going_on():
             while not session.updates.empty():
                 update = session.updates.get_nowait()
                 assignment = update.scalable_topic_assignment_update.assignment
             await self.forget_closed()
-            wanted = {each.segment_topic: each.segment_id for each in assignment.segments}
-            for segment in [each for each in self.attached if each not in wanted]:
-                await self.detach(segment, close=True)
-            for segment, number in wanted.items():
+            self.check(assignment)
+            wanted = {each.segment_topic: each for each in assignment.segments}
+            for segment in list(self.attached):
+                if self.loses(segment, wanted.get(segment)):
+                    await self.detach(segment, close=True)
+            for segment, assigned in wanted.items():
                 if segment not in self.attached:
-                    name = f"{self.name}-seg-{number}"
-                    await self.attach(client, segment, pb.CommandSubscribe.Exclusive, name)
+                    await self.take_up(client, assigned)
             await self.look_again_after(self.rng.uniform(0.02, 0.1))
+
+    def check(self, assignment: pb.ScalableConsumerAssignment) -> None:
+        """B5: this client ignores buckets, and would subscribe Exclusive beside others."""
+        shared = [each.segment_id for each in assignment.segments if each.bucket_ranges]
+        if shared:
+            self.world.history.violated(f"{self.name} cannot share, and is to share {shared}")
+
+    def loses(self, segment: str, assigned: pb.ScalableAssignedSegment | None) -> bool:
+        """Whether it has to detach from a segment."""
+        return assigned is None
+
+    async def take_up(self, client: SimulatedClient, assigned: pb.ScalableAssignedSegment) -> None:
+        """Attach to a segment that it is given."""
+        name, kind = f"{self.name}-seg-{assigned.segment_id}", pb.CommandSubscribe.Exclusive
+        await self.attach(client, assigned.segment_topic, kind, name)
 
     async def handle(
         self, client: SimulatedClient, consumer: RawConsumer, delivery: Delivery

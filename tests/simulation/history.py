@@ -50,6 +50,10 @@ class Delivered:
     stale: bool = False
     """By a broker that had been replaced, or whose segment another one had taken: it may show again
     what its successor has done with."""
+    attachment: int = 0
+    """The number of the attachment to the segment: a new one each time that a consumer attaches."""
+    returned: bool = False
+    """Whether the consumer has asked for it again."""
 
 
 @dataclass(slots=True)
@@ -162,6 +166,10 @@ class History:
         """Who was told that which batch is committed, and when."""
         self.owners: dict[str, list[tuple[float, str]]] = {}
         """Of each segment: when which broker took its epoch, or proved that it has it."""
+        self.unstamped: set[str] = set()
+        """Segments to which batches without entry hashes were sent."""
+        self.attachments = 0
+        """How many consumers have attached to segments."""
         self.violations: list[str] = []
         self.lines: list[str] = []
         self.keep_lines = False
@@ -209,6 +217,11 @@ class History:
             f"got {delivery.message} {delivery.segment} {delivery.position} "
             f"for {delivery.subscription} redelivered={delivery.redeliveries}",
         )
+
+    def returned(self, attachment: int) -> None:
+        """A consumer asks for everything again that it has not acknowledged."""
+        for each in self.deliveries:
+            each.returned |= each.attachment == attachment
 
     def acking(self, delivery: Delivered, txn: Txn | None) -> Acked:
         ack = Acked(

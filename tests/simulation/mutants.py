@@ -10,8 +10,18 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from broker.scalable import assignment, group, group_controller
+from broker.scalable.scale_decision import _Rules
+from broker.topics.carried_ids import CarriedId
+from broker.topics.deduplication import Deduplication, ProducerSequence
+from broker.topics.dispatch.entry_bucket_dispatcher import EntryBucketDispatcher
+from broker.topics.dispatch.entry_buckets import EntryBuckets
 from broker.topics.dispatch.holds import Holds
+from broker.topics.dispatch.key_order import KeyOrder
+from broker.topics.dispatch.redelivery import ReplayQueue
+from broker.topics.sequence_store import SequenceStore
 from broker.topics.subscription import Subscription
+from broker.topics.topic import Topic
 from broker.topics.transactional_acks import TransactionalAcks
 from broker.transactions.service import Transactions
 from config.bounds import TXN_ID_BLOCK
@@ -19,6 +29,8 @@ from magnetar.protocol.txn_id import TxnId
 from storage.managed_ledger import cursors
 from storage.metadata.store import Version
 from tests.simulation import ack_mutants as acks
+from tests.simulation import bucket_mutants as buckets
+from tests.simulation import sequence_mutants as ids
 from tests.simulation import write_mutants as writes
 from tests.simulation.ack_mutants import with_acks
 from tests.simulation.injection import Parts
@@ -112,6 +124,10 @@ ZOMBIE = "zombie_with_a_key"
 AT_ONCE = "a_key_is_opened_at_once_and_begun_under_late"
 DELAYED_EVENTS = "delayed_end_events"
 GROUP = "a_group_and_what_comes_late"
+PROGRAMS = "programs_over_layout_changes"
+MOVES = "a_bucket_moves_to_another_consumer"
+SEVERAL = "a_batch_of_several_buckets"
+EVERYBODY = "everybody_has_a_bucket"
 _EVERYBODY_WINS: Parts = {
     (part, "header_of"): group_mutants.everybody_wins for part in (store, decisions)
 }
@@ -214,4 +230,47 @@ MUTANTS = (
     Mutant("G3", _with_keys(group_mutants.BeginsAgain), GROUP, "groups", 15),
     Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 34),
     Mutant("G6", _with_keys(group_mutants.KnowsNoBatch), GROUP, "groups", 2),
+    Mutant(
+        "C1", {(SequenceStore, "wait_inherited"): ids.waits_for_nothing}, PROGRAMS, "sequences", 2
+    ),
+    Mutant("C2", {(SequenceStore, "inherit"): ids.inherits_in_memory}, PROGRAMS),
+    Mutant("C4-ends", {(Deduplication, "final"): ids.passes_nothing_on}, PROGRAMS, "sequences"),
+    Mutant("C4-keys", {(CarriedId, "may_cover"): ids.covers_every_key}, PROGRAMS),
+    Mutant(
+        "C5",
+        {(ProducerSequence, "end_repeated"): ids.compares_with_its_own},
+        PROGRAMS,
+        "sequences",
+        3,
+    ),
+    Mutant("B1", {(KeyOrder, "sent"): buckets.holds_nothing}, MOVES, "buckets", 11),
+    Mutant("B2", {(ReplayQueue, "first"): buckets.newest_first}, MOVES, "buckets", 6),
+    Mutant("B3-grant", {(group, "rebalance"): buckets.grants_at_once}, MOVES),
+    Mutant("B3-attach", {(Subscription, "_changes_sharing"): buckets.refuses_the_other_use}, MOVES),
+    Mutant("B4", {(EntryBucketDispatcher, "_must_wait"): buckets.sends_among_others}, SEVERAL),
+    Mutant(
+        "B5",
+        {(group_controller, "can_share_segments"): buckets.takes_all_for_sharers},
+        "a_client_that_cannot_share",
+        "buckets",
+    ),
+    Mutant("B6", {(Topic, "note_unstamped_batch"): buckets.marks_nothing}, SEVERAL),
+    Mutant(
+        "B7",
+        {(EntryBucketDispatcher, "_update_block"): buckets.blocks_nothing},
+        "a_transaction_holds_a_bucket",
+        "buckets",
+        62,
+    ),
+    Mutant(
+        "B8-spread",
+        {(EntryBuckets, "_spread"): buckets.gives_all_to_one},
+        EVERYBODY,
+        "buckets",
+        8,
+    ),
+    Mutant("B8-deal", {(assignment, "_counts"): buckets.deals_one_each}, EVERYBODY, "buckets", 8),
+    Mutant(
+        "B8-policy", {(_Rules, "by_buckets"): buckets.lacks_no_buckets}, "consumers_lack_buckets"
+    ),
 )

@@ -30,21 +30,43 @@ class Plan:
     stream_consumers: int = 1
     transactors: int = 0
     key_workers: int = 0
+    """Clients that share a transaction key, and fence each other."""
     group_drivers: int = 0
     """Drivers of one job, each of which fences the others."""
-    """Clients that share a transaction key, and fence each other."""
+    bucket_producers: int = 0
+    """Producers whose batches are each of one entry bucket, and stamped with its hashes."""
+    unstamped_producers: int = 0
+    """Producers whose batches have messages of several entry buckets."""
+    unstamped_pause_s: float = 0.0
+    """Mean time between two rounds of such a producer."""
+    sharing_consumers: int = 0
+    """Ordered consumers that share segments, and come and go."""
+    lone_consumers: int = 0
+    """Ordered consumers that cannot share segments, and come and go."""
+    leave_every_s: float = 0.0
+    """Mean time for which a sharing or lone consumer stays; 0: until the end."""
+    held: float = 0.0
+    """Share of the deliveries from shared segments that are acknowledged in transactions."""
+    entry_buckets: int = 4
+    """Entry buckets of all segments of a new topic together."""
+    rebuckets: bool = False
+    """Whether changes of the layout include rebuckets."""
     pause_s: float = 0.05
     crash_every_s: float = 0.0
     """Mean time between crashes of the broker; 0: none."""
     break_every_s: float = 0.0
     stall_every_s: float = 0.0
     reshape_every_s: float = 0.0
+    auto_scale: bool = False
+    """Topics are split and merged by their load, with limits and cooldowns that fit a run."""
     replace_every_s: float = 0.0
     """Takeovers: the broker goes on for a while, beside its successor."""
     pause_every_s: float = 0.0
     """Clients that stand still and go on (zombies)."""
     readers: int = 0
     """Clients that read everything from its start, again and again, while all this goes on."""
+    work_s: float = 0.005
+    """The mean time for which consumers work on a message."""
     batches: float = 0.0
     """How likely one more message joins a batch."""
     negative: float = 0.0
@@ -53,10 +75,16 @@ class Plan:
     """Of ordered deliveries, how many are acknowledged up to there, half in transactions."""
     plain_topics: int = 0
     """Topics without segments (`persistent://`), in the same transactions."""
+    migrated: bool = False
+    """Whether scalable topics begin as ordinary ones, partitioned or not."""
     key_shared: bool = False
     """Consumers of queues keep keys together."""
     other_connection: float = 0.0
     """Of ends, how many come over a connection of their own."""
+    restarted_programs: int = 0
+    """Programs that send again under ids of their own, over layout changes: never stored twice."""
+    counting_programs: int = 0
+    """Programs that begin at the same id on every segment: nothing of theirs is dropped."""
     named_producers: int = 0
     """Producers that send again what was not receipted, under their name: never stored twice."""
     committers: int = 0
@@ -96,6 +124,11 @@ class Plan:
     network: NetworkFaults = field(default_factory=NetworkFaults)
     disk: DiskFaults = field(default_factory=DiskFaults)
     metadata: MetadataFaults = field(default_factory=MetadataFaults)
+
+    @property
+    def deduplication(self) -> bool:
+        """Whether the broker compares sequence ids."""
+        return self.named_producers + self.restarted_programs + self.counting_programs > 0
 
 
 def _general(plan: Plan, rng: random.Random) -> None:
@@ -266,6 +299,19 @@ def _groups(plan: Plan, rng: random.Random) -> None:
     plan.retention_s = plan.collect_every_s = rng.choice((1, 20))
 
 
+def _sequences(plan: Plan, rng: random.Random) -> None:
+    """Programs with sequence ids while the layout changes; brokers die in the midst of that."""
+    plan.restarted_programs, plan.counting_programs = rng.choice((1, 2)), rng.choice((1, 2))
+    plan.transactors = rng.choice((0, 1))
+    plan.reshape_every_s = rng.uniform(0.7, 3)
+    plan.crash_every_s = rng.choice((0.0, rng.uniform(2, 6)))
+    plan.crash_at = rng.choice(("put /topics/", "put /managed-ledgers/", "delete /scalable-topic"))
+    plan.crash_at_share = rng.choice((0.0, rng.uniform(0.02, 0.1)))
+    plan.replace_every_s = rng.choice((0.0, 0.0, rng.uniform(3, 8)))
+    plan.break_every_s = rng.choice((0.0, rng.uniform(1, 4)))
+    plan.pause_s = rng.choice((0.02, 0.1))
+
+
 def _wide(plan: Plan, rng: random.Random) -> None:
     """Everything that clients do."""
     plan.batches = rng.choice((0.0, 0.5))
@@ -282,6 +328,74 @@ def _wide(plan: Plan, rng: random.Random) -> None:
     plan.replace_every_s = rng.choice((0.0, 0.0, 0.0, rng.uniform(2, 6)))
     plan.pause_s = rng.choice((0.1, 0.4))
     plan.retention_s = plan.collect_every_s = rng.choice((2, 20))
+
+
+def _scaling(plan: Plan, rng: random.Random) -> None:
+    """Topics split and merge by themselves, and by hand as well; brokers die and are replaced."""
+    plan.auto_scale = True
+    plan.seconds = rng.uniform(10, 16)
+    plan.producers, plan.burst_producers = rng.choice((2, 3)), 0
+    plan.transactors = plan.readers = rng.choice((0, 1))
+    plan.pause_s = 0.1
+    plan.stream_consumers = rng.choice((1, 3))
+    plan.reshape_every_s = rng.choice((0.0, 0.0, 4.0))
+    plan.crash_every_s = rng.choice((0.0, rng.uniform(3, 8)))
+    plan.crash_at = rng.choice(("", "/load", "put /topics/", "put /scalable-topic-steps/"))
+    plan.crash_at_share = rng.uniform(0.01, 0.1) if plan.crash_at else 0.0
+    plan.replace_every_s = rng.choice((0.0, 0.0, rng.uniform(4, 9)))
+
+
+def _migrations(plan: Plan, rng: random.Random) -> None:
+    """Ordinary topics become scalable, and are split and merged; brokers die at each step of it."""
+    plan.migrated = True
+    plan.reshape_every_s = rng.uniform(1, 4)
+    plan.crash_every_s = rng.choice((0.0, rng.uniform(1.5, 6)))
+    plan.crash_at = rng.choice(
+        (
+            "put /scalable-topic-steps",
+            "delete /scalable-topic-steps",
+            "put /topics/",
+            "put /managed",
+        )
+    )
+    plan.crash_at_share = rng.choice((0.0, rng.uniform(0.05, 0.4)))
+    plan.replace_every_s = 0.0
+    plan.metadata.slow = rng.uniform(0.01, 0.1)
+    plan.metadata.slow_keys = ("/scalable-topic-steps", "/topics/")
+    plan.named_producers = rng.choice((0, 1, 2))
+    plan.batches = rng.choice((0.0, 0.5))
+    plan.pause_s = 0.1
+
+
+def _buckets(plan: Plan, rng: random.Random) -> None:
+    """Ordered consumers share segments, and come and go; the layout changes under them."""
+    plan.topics = 1
+    plan.producers = plan.burst_producers = plan.stream_consumers = 0
+    plan.bucket_producers = rng.choice((1, 2))
+    plan.unstamped_producers = rng.choice((0, 1))
+    plan.unstamped_pause_s = rng.choice((1.0, 3.0))
+    plan.sharing_consumers = rng.choice((2, 3, 5))
+    plan.lone_consumers = rng.choice((0, 0, 1))
+    plan.transactors, plan.readers = rng.choice((0, 0, 1)), 0
+    # Plain Key_Shared sends a whole batch by its first key.
+    plan.queue_consumers, plan.key_shared = 1, False
+    plan.seconds = rng.uniform(8, 14)
+    plan.pause_s = rng.choice((0.05, 0.2))
+    plan.held, plan.negative = rng.choice((0.0, 0.05, 0.2)), 1.0
+    plan.leave_every_s = rng.choice((0.0, rng.uniform(1, 6), rng.uniform(1, 6)))
+    plan.entry_buckets = rng.choice((1, 4, 8))
+    plan.auto_scale, plan.rebuckets = rng.random() < 0.5, True
+    plan.reshape_every_s = rng.choice((0.0, rng.uniform(1.5, 5)))
+    plan.crash_every_s = rng.choice((0.0, rng.uniform(2, 6)))
+    plan.crash_at = rng.choice(("", "put /topics/", "put /scalable-topic-steps/"))
+    plan.crash_at_share = rng.uniform(0.01, 0.1) if plan.crash_at else 0.0
+    plan.replace_every_s = rng.choice((0.0, 0.0, 0.0, rng.uniform(4, 9)))
+    plan.restarted_programs = rng.choice((0, 0, 0, 1))
+    plan.migrated = rng.random() < 0.15
+    plan.work_s = rng.choice((0.005, 0.1))
+    if plan.unstamped_producers:
+        # The first batch of theirs ends the sharing of a segment.
+        plan.reshape_every_s = rng.uniform(0.7, 2)
 
 
 Profile = Callable[[Plan, random.Random], None]
@@ -301,7 +415,12 @@ PROFILES: dict[str, Profile] = {
     "keys": _keys,
     "wide": _wide,
     "groups": _groups,
+    "sequences": _sequences,
+    "scaling": _scaling,
 }
+BY_NAME: dict[str, Profile] = {**PROFILES, "migrations": _migrations, "buckets": _buckets}
+"""With those that have seeds of their own, so that they change no run of the others."""
+MIGRATIONS_SHARE = BUCKETS_SHARE = 0.08
 
 
 def plan_of(seed: int, *, transactions: bool, profile: str | None = None) -> Plan:
@@ -317,11 +436,15 @@ def plan_of(seed: int, *, transactions: bool, profile: str | None = None) -> Pla
         plan.transactors = rng.choice((2, 3))
         plan.producers = 1
         plan.readers = rng.choice((1, 2))
-    PROFILES[plan.profile](plan, rng)
+    BY_NAME[plan.profile](plan, rng)
     return plan
 
 
 def _profile_by_luck(seed: int, *, transactions: bool) -> str:
+    if random.Random(f"migrations {seed}").random() < MIGRATIONS_SHARE:
+        return "migrations"
+    if random.Random(f"buckets {seed}").random() < BUCKETS_SHARE:
+        return "buckets"
     rng = random.Random(f"profile {seed}")
     if not transactions:
         return "general"

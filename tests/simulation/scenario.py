@@ -3,15 +3,21 @@
 A story is a text file: comments (`#`), and blocks of one directive, a line `----`, and what comes
 of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really came.  Directives:
 
-    topic [segments=N]          make topic `t` with subscriptions `q` (queue) and `s` (stream)
+    topic [segments=N] [auto=1] make topic `t` with subscriptions `q` (queue) and `s` (stream);
+                                with auto the policy may change its layout
     client NAME ...             connect clients
+    later NAME ...              connect clients that can share segments
     begin C T [timeout=MS]      a transaction, called T from then on; under C's epoch, if it has one
     open C                      the transaction key `task`: its epoch, and its last transaction
     join C T [seg=N]            ADD_PARTITION_TO_TXN
-    send C NAME [seg=N] [txn=T] one message; "receipt", or the error
+    send C NAME [seg=N] [txn=T] [bucket=N]  one message, of that one of four entry buckets;
+                                "receipt", or the error
+    batch C NAME:BUCKET ...     one batch of messages of several entry buckets, without their hashes
     consume C q|s               attach to all segments, where that is possible
     follow C                    as an ordered consumer of `s` attach to the segments that it is
                                 given now: their numbers
+    share C                     follow what it is given, as a client that can share: the numbers of
+                                its segments; it leaves those that it is not given any more
     receive C                   names that came within a second of virtual time, in order
     ack C NAME [txn=T] [upto=1] of a message that C received, answered; of all up to it
     redeliver C                 C drops what it has, and asks for all that is not acknowledged
@@ -19,8 +25,12 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     end C T commit|abort        END_TXN
     attempt C N T               BEGIN_ATTEMPT of nonce N under C's epoch: attempt T
     commit C N BATCH T ...      COMMIT_GROUP of these attempts, and of no other
+    program C NAME              connect a process of a program, which names its producers
+    publish C ID M [seg=N] [key=K]  message M under the program's own sequence id: "stored",
+                                "duplicate", or the error
+    leave C [seg=N]             it closes its producer on a segment
     disconnect C                its connection breaks
-    split N / merge N M         change the layout
+    split N / merge N M / rebucket N COUNT  change the layout
     crash / restart             the broker dies here and now / a new one starts and serves
     brokers many                (first) brokers that may have others beside them
     stale                       a new broker takes the disk; the old one goes on, and can write to
@@ -39,7 +49,7 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,11 +59,13 @@ from magnetar.protocol.ids import to_wire
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, STREAM, Layout, Sender, segment_topic
-from tests.simulation.client import GONE, SimulatedClient
+from tests.simulation.bucket_producers import UnstampedProducer
+from tests.simulation.client import GONE, SimulatedClient, payload_for
 from tests.simulation.history import KeyOpened, Message, Transaction, Txn
 from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.key_worker import COORDINATOR, KEY
 from tests.simulation.plan import Plan
+from tests.simulation.programs import LATER_CLIENT, Program
 from tests.simulation.world import World
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer, Session
 
@@ -66,6 +78,9 @@ PATIENCE_S = 3600.0
 CHECKER = "(the checker)"
 WRITTEN_SEED = 1
 """With which stories are written."""
+_BUCKET = "bucket-"
+"""The beginning of the keys of messages of a bucket."""
+_HASHES_OF_A_BUCKET = 0x10000 // 4
 _UNFINISHED = ("lost", "stuck")
 """What a story need not bring to its end."""
 
@@ -99,11 +114,27 @@ def parse(text: str) -> list[Block]:
     return blocks
 
 
+class _StorySender(UnstampedProducer):
+    """Stamps a single message with the first hash of its entry bucket, if its key names one."""
+
+    def _content(
+        self, messages: Sequence[Message]
+    ) -> tuple[pb.MessageMetadata, pb.CommandSend, bytes]:
+        metadata, send, payload = super()._content(messages)
+        bucket = messages[0].key.removeprefix(_BUCKET)
+        if len(messages) == 1 and bucket.isdigit():
+            metadata.entry_hash_min = metadata.entry_hash_max = int(bucket) * _HASHES_OF_A_BUCKET
+        return metadata, send, payload
+
+
 class Story(World):
     """A world in which nothing happens but what the story says."""
 
     def __init__(self, blocks: list[Block], parts: Parts, seed: int, *, shared: bool) -> None:
-        super().__init__(seed, Plan(topics=1), parts, shared=shared)
+        programs = sum(block.directive.startswith("program ") for block in blocks)
+        auto = any("auto=1" in block.directive.split() for block in blocks)
+        plan = Plan(topics=1, restarted_programs=programs, auto_scale=auto)
+        super().__init__(seed, plan, parts, shared=shared)
         self.blocks = blocks
         self.found: list[str] = []
         self.clients: dict[str, SimulatedClient] = {}
@@ -116,6 +147,9 @@ class Story(World):
         self._begun: dict[str, asyncio.Task[str]] = {}
         self._redeliveries: dict[str, int] = {}
         self._given: dict[str, tuple[Session, pb.ScalableConsumerAssignment]] = {}
+        self._later_clients: set[str] = set()
+        self._modes: dict[tuple[str, str], list[pb.IntRange]] = {}
+        """By client and segment: the entry buckets of a shared segment, none of another one."""
 
     async def _main(self) -> None:
         self.start_broker()
@@ -148,7 +182,7 @@ class Story(World):
 
     # Directives
 
-    async def _topic(self, segments: str = "1") -> str:
+    async def _topic(self, segments: str = "1", auto: str = "") -> str:
         scalable, host = self.running.broker.scalable, self.running.host
         name = parse_topic_name(TOPIC)
         await self.loop.spawn(host, scalable.create(name, segments=int(segments), properties={}))
@@ -156,9 +190,18 @@ class Story(World):
         return ""
 
     async def _client(self, *names: str) -> str:
+        return await self._connect(names, "")
+
+    async def _later(self, *names: str) -> str:
+        self._later_clients.update(names)
+        return await self._connect(names, LATER_CLIENT)
+
+    async def _connect(self, names: Iterable[str], version: str) -> str:
         for name in names:
-            sender = Sender(self, name, self.loop.new_host(name), self.rng, [TOPIC])
-            work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S)
+            sender = _StorySender(self, name, self.loop.new_host(name), self.rng, [TOPIC])
+            work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S, version)
+            self._given.pop(name, None)
+            self.consumers.pop(name, None)
             before = self.clients.get(name)
             self.clients[name] = await self.loop.spawn(sender.host, work)
             if before is not None:
@@ -197,17 +240,72 @@ class Story(World):
         await self._on(client, self.clients[client].add_partition(self.txns[called], [segment]))
         return "joined"
 
-    async def _send(self, client: str, name: str, seg: str = "0", txn: str = "") -> str:
-        return await self._on(client, self._send_one(client, name, int(seg), txn))
+    async def _send(
+        self, client: str, name: str, seg: str = "0", txn: str = "", bucket: str = ""
+    ) -> str:
+        key = f"{_BUCKET}{bucket}" if bucket else "k"
+        known = self.txns[txn] if txn else None
+        message = Message(name, TOPIC, key, client, self._next_number(client), True, known)
+        return await self._on(client, self._send_all(client, [message], int(seg)))
 
-    async def _send_one(self, client: str, name: str, seg: int, txn: str) -> str:
+    async def _batch(self, client: str, *names: str, seg: str = "0") -> str:
+        messages = []
+        for each in names:
+            name, _, bucket = each.partition(":")
+            key, number = f"{_BUCKET}{bucket}", self._next_number(client)
+            messages.append(Message(name, TOPIC, key, client, number, True))
+        return await self._on(client, self._send_all(client, messages, int(seg)))
+
+    def _next_number(self, client: str) -> int:
+        self.senders[client].sent += 1
+        return self.senders[client].sent
+
+    async def _send_all(self, client: str, messages: list[Message], seg: int) -> str:
         sender, raw = self.senders[client], self.clients[client]
         producer = await sender.producer_on(raw, await self._segment(client, seg))
-        sender.sent += 1
-        known = self.txns[txn] if txn else None
-        message = Message(name, TOPIC, "k", client, sender.sent, True, known)
-        refusal = await raw.wait(sender.begin_send(producer, message))
+        refusal = await raw.wait(sender.begin_send(producer, *messages))
         return refusal.partition(":")[0] if refusal else "receipt"
+
+    async def _program(self, client: str, name: str) -> str:
+        program = Program(self, name, self.loop.new_host(client), self.rng, [TOPIC])
+        work = SimulatedClient.of(
+            self.history, client, self.port, PATIENCE_S, version=program.client_version
+        )
+        raw = self.clients[client] = await self.loop.spawn(program.host, work)
+        raw.count_from(len(self.clients) * 2**50)
+        await self.loop.spawn(program.host, program.open(raw))
+        self.senders[client] = program
+        return ""
+
+    async def _publish(
+        self, client: str, number: str, name: str, seg: str = "0", key: str = "k"
+    ) -> str:
+        return await self._on(client, self._publish_one(client, int(number), name, int(seg), key))
+
+    async def _publish_one(self, client: str, number: int, name: str, seg: int, key: str) -> str:
+        program, raw = self.senders[client], self.clients[client]
+        assert isinstance(program, Program)
+        producer = await program.attach(raw, await self._segment(client, seg))
+        message = self.history.messages.get(name)
+        if message is None:
+            message = Message(name, TOPIC, key, program.name, number, True, once=True)
+        frame = producer.frame(
+            payload_for(name, 0), metadata=pb.MessageMetadata(partition_key=key), sequence_id=number
+        )
+        self.history.sending(message)
+        answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        producer.send_frame(*frame, answered.set_result)
+        receipt = await raw.wait(answered)
+        if not isinstance(receipt, pb.CommandSendReceipt):
+            return str(receipt).partition(":")[0]
+        place = (receipt.message_id.ledger_id, receipt.message_id.entry_id)
+        self.history.receipt(message, producer.segment, place)  # type: ignore[attr-defined]
+        return "duplicate" if place[0] == to_wire(-1) else "stored"
+
+    async def _leave(self, client: str, seg: str = "0") -> str:
+        segment = await self._segment(client, int(seg))
+        await self._on(client, self.senders[client].producers.pop(segment).close())
+        return ""
 
     async def _consume(self, client: str, subscription: str) -> str:
         kind = pb.CommandSubscribe.Exclusive
@@ -222,22 +320,55 @@ class Story(World):
         return ""
 
     async def _follow(self, client: str) -> str:
-        raw = self.clients[client]
+        given = await self._newest_assignment(client)
+        attached = self.consumers.setdefault(client, [])
+        of = {self._segment_of(client, each) for each in attached}
+        for each in given.segments:
+            if each.segment_topic not in of:
+                attached.append(await self._attach_to(client, each))
+        return _listed(given)
+
+    async def _share(self, client: str) -> str:
+        attached = self.consumers.setdefault(client, [])
+        while True:
+            given = await self._newest_assignment(client)
+            modes = {each.segment_topic: list(each.bucket_ranges) for each in given.segments}
+            for each in list(attached):
+                segment = self._segment_of(client, each)
+                if modes.get(segment) != self._modes[client, segment]:
+                    attached.remove(each)
+                    await self._on(client, each.close())
+            of = {self._segment_of(client, each) for each in attached}
+            for assigned in given.segments:
+                if assigned.segment_topic not in of:
+                    self._modes[client, assigned.segment_topic] = list(assigned.bucket_ranges)
+                    attached.append(await self._attach_to(client, assigned))
+            await asyncio.sleep(0.5)
+            if self._given[client][0].updates.empty():
+                return _listed(given)
+
+    async def _newest_assignment(self, client: str) -> pb.ScalableConsumerAssignment:
         if client not in self._given:
-            work = raw.subscribe_scalable(TOPIC, STREAM, client)
+            work = self.clients[client].subscribe_scalable(TOPIC, STREAM, client)
             self._given[client] = await self._on(client, work)
         session, given = self._given[client]
         while not session.updates.empty():
             given = session.updates.get_nowait().scalable_topic_assignment_update.assignment
         self._given[client] = session, given
-        attached = self.consumers.setdefault(client, [])
-        of = {raw.subscriptions[each.consumer_id][1] for each in attached}
-        for each in given.segments:
-            if each.segment_topic not in of:
-                name, kind = f"{client}-seg-{each.segment_id}", pb.CommandSubscribe.Exclusive
-                attach = raw.attach(each.segment_topic, STREAM, kind, name, 100)
-                attached.append(await self._on(client, attach))
-        return " ".join(str(each.segment_id) for each in given.segments) or "none"
+        return given
+
+    def _segment_of(self, client: str, consumer: RawConsumer) -> str:
+        return self.clients[client].subscriptions[consumer.consumer_id][1]
+
+    async def _attach_to(self, client: str, assigned: pb.ScalableAssignedSegment) -> RawConsumer:
+        name, kind = f"{client}-seg-{assigned.segment_id}", pb.CommandSubscribe.Exclusive
+        buckets = assigned.bucket_ranges if client in self._later_clients else ()
+        if buckets:
+            kind = pb.CommandSubscribe.Key_Shared
+        attach = self.clients[client].attach(
+            assigned.segment_topic, STREAM, kind, name, 100, buckets=buckets
+        )
+        return await self._on(client, attach)
 
     async def _receive(self, client: str) -> str:
         await asyncio.sleep(1)
@@ -247,19 +378,21 @@ class Story(World):
                 delivery = consumer.messages.get_nowait()
                 if delivery.command.consumer_epoch < self._redeliveries.get(client, 0):
                     continue  # sent before the broker heard of it
-                (seen,) = self.clients[client].seen(consumer, delivery)
-                self.received[client, seen.message] = (consumer, delivery)
-                names.append(seen.message)
+                for seen in self.clients[client].seen(consumer, delivery):
+                    self.received[client, seen.message] = (consumer, delivery)
+                    names.append(seen.message)
         return " ".join(names) or "nothing"
 
     async def _ack(self, client: str, name: str, txn: str = "", upto: str = "") -> str:
+        if (client, name) not in self.received:
+            return "not received"
         return await self._on(client, self._ack_one(client, name, txn, cumulative=bool(upto)))
 
     async def _ack_one(self, client: str, name: str, txn: str, *, cumulative: bool) -> str:
         raw = self.clients[client]
         consumer, delivery = self.received[client, name]
-        (seen,) = raw.seen(consumer, delivery)
-        named = [seen]
+        named = raw.seen(consumer, delivery)
+        seen = named[-1]
         if cumulative:
             of_client = [found for (whose, _), found in self.received.items() if whose == client]
             had = [each for found in of_client for each in raw.seen(*found)]
@@ -338,7 +471,13 @@ class Story(World):
 
     async def _merge(self, first: str, second: str) -> str:
         name = parse_topic_name(TOPIC)
-        work = self.running.broker.scalable.merge(name, int(first), int(second))
+        work = self.running.broker.scalable.merge(name, (int(first), int(second)))
+        await self.loop.spawn(self.running.host, work)
+        return ""
+
+    async def _rebucket(self, number: str, count: str) -> str:
+        name = parse_topic_name(TOPIC)
+        work = self.running.broker.scalable.rebucket(name, int(number), int(count))
         await self.loop.spawn(self.running.host, work)
         return ""
 
@@ -411,6 +550,13 @@ class Story(World):
         for called, (most, least) in self.txns.items():
             part = part.replace("{" + called + "}", f"{most}_{least}")
         return part
+
+
+def _listed(given: pb.ScalableConsumerAssignment) -> str:
+    """The segments that a consumer is given, in words."""
+    shared = {True: " shared", False: ""}
+    found = [f"{each.segment_id}{shared[bool(each.bucket_ranges)]}" for each in given.segments]
+    return ", ".join(found) if any(" " in each for each in found) else " ".join(found) or "none"
 
 
 def run(

@@ -25,10 +25,11 @@ from broker.app.service import Broker
 from config.settings import Settings
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
-from magnetar.protocol.names import TopicName, decode_name, parse_topic_name
+from magnetar.protocol.names import TopicDomain, TopicName, decode_name, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
 from tests.simulation.actors import (
     COMMITTER,
+    MIGRATED,
     PLAIN,
     QUEUE,
     SEEKER,
@@ -39,6 +40,7 @@ from tests.simulation.actors import (
     Sender,
 )
 from tests.simulation.broker_host import BrokerHost
+from tests.simulation.bucket_producers import BucketProducer, UnstampedProducer
 from tests.simulation.checker import Checker
 from tests.simulation.consumers import (
     Committer,
@@ -59,7 +61,10 @@ from tests.simulation.loop import Host, SimulatedLoop, Stuck
 from tests.simulation.metadata import MetadataFaults, MetadataService
 from tests.simulation.network import Network, NetworkFaults
 from tests.simulation.plan import Plan, plan_of
+from tests.simulation.programs import CountingProgram, RestartedProgram
+from tests.simulation.sharing_consumers import SharingConsumer, TransientConsumer
 from tests.simulation.transactor import COORDINATORS, Transactor
+from tests.simulation.work_probe import WorkProbe
 from txn import records
 
 T = TypeVar("T")
@@ -107,6 +112,35 @@ class Outcome:
     transactions: int
 
 
+def _settings_of(plan: Plan) -> Settings:
+    """The settings of the brokers of a run."""
+    return Settings(
+        http_port=1,
+        port=PORT,
+        ledger_max_entries=plan.ledger_entries,
+        ledger_min_age_s=0,
+        cursor_flush_ms=100,
+        idle_topic_unload_s=5,
+        sealed_segment_prune_interval_s=7,
+        scalable_consumer_grace_period_s=3,
+        scalable_topic_entry_bucket_budget=plan.entry_buckets,
+        scalable_topic_rebucket_cooldown_s=1,
+        scalable_topic_auto_scale_enabled=plan.auto_scale,
+        scalable_topic_auto_scale_interval_s=1,
+        scalable_topic_load_report_interval_s=1,
+        scalable_topic_max_segments=8,
+        scalable_topic_split_cooldown_s=1,
+        scalable_topic_merge_cooldown_s=1,
+        scalable_topic_merge_window_s=2,
+        scalable_topic_split_msg_rate_in_threshold=12,
+        scalable_topic_merge_msg_rate_in_threshold=5,
+        transaction_coordinators=COORDINATORS,
+        transaction_gc_interval_s=plan.collect_every_s,
+        transaction_gc_retention_s=plan.retention_s,
+        deduplication=plan.deduplication,
+    )
+
+
 class World:
     """See the module's docstring."""
 
@@ -126,7 +160,8 @@ class World:
         self.metadata = MetadataService(self.loop, random.Random(f"metadata {seed}"), self.clock)
         self.disk_rng = random.Random(f"disk {seed}")
         self.disk_faults = DiskFaults()
-        self.topics = [f"topic://public/default/t{n}" for n in range(plan.topics)]
+        local = MIGRATED if plan.migrated else "/t"
+        self.topics = [f"topic://public/default{local}{n}" for n in range(plan.topics)]
         self.plain_topics = [f"{PLAIN}public/default/p{n}" for n in range(plan.plain_topics)]
         self.sought_topics = [SOUGHT][: plan.seekers]
         self.committed_topics = [COMMITTED_TOPIC][: plan.committers]
@@ -143,21 +178,8 @@ class World:
         self._files: dict[str, bytes] = {}
         self._incarnation = 0
         self._replaced_at = 0.0
-        self._quiet = False
-        self.settings = Settings(
-            http_port=1,
-            port=PORT,
-            ledger_max_entries=plan.ledger_entries,
-            ledger_min_age_s=0,
-            cursor_flush_ms=100,
-            idle_topic_unload_s=5,
-            sealed_segment_prune_interval_s=7,
-            scalable_consumer_grace_period_s=3,
-            transaction_coordinators=COORDINATORS,
-            transaction_gc_interval_s=plan.collect_every_s,
-            transaction_gc_retention_s=plan.retention_s,
-            deduplication=plan.named_producers > 0,
-        )
+        self._quiet = plan.migrated  # until all is set up, which makes what brokers die on
+        self.settings = _settings_of(plan)
         self.checker = Checker(
             self.history,
             {
@@ -274,6 +296,7 @@ class World:
             return
         await self._quieten()
         await self._drain()
+        await self._probe()
         if self._violated():
             return
         if self.plan.restarted:
@@ -293,6 +316,9 @@ class World:
         host = self.running.host
         for topic in self.topics:
             name = parse_topic_name(topic)
+            if self.plan.migrated:
+                await self._ordinary(name.in_domain(TopicDomain.PERSISTENT))
+                continue
             segments = self.rng.choice((1, 1, 2, 4))
             await self.loop.spawn(host, scalable.create(name, segments=segments, properties={}))
             await self._subscriptions(name)
@@ -303,6 +329,21 @@ class World:
         for topic in self.committed_topics:
             await self._plain(topic, [COMMITTER])
         self._make_actors()
+
+    async def _ordinary(self, name: TopicName) -> None:
+        """A topic that is migrated later."""
+        topics, count = self.running.broker.topics, self.rng.choice((0, 0, 2, 3))
+        if count == 0:
+            await self._plain(str(name), [QUEUE, STREAM])
+            return
+        await self.loop.spawn(self.running.host, topics.partitioned.create(name, count))
+        for index in range(count):
+            made = await self.loop.spawn(
+                self.running.host, topics.get(name.partition(index), create=True)
+            )
+            for subscription in (QUEUE, STREAM):
+                work = made.create_subscription(subscription, EARLIEST)
+                await self.loop.spawn(self.running.host, work)
 
     async def _plain(self, topic: str, subscriptions: list[str]) -> None:
         host, topics = self.running.host, self.running.broker.topics
@@ -332,7 +373,11 @@ class World:
         self._add_many("g", plan.group_drivers, GroupDriver, topics)
         self._add_many("r", plan.readers, Rereader, self.topics)
         self._add_many("n", plan.named_producers, NamedProducer, topics)
+        self._add_many("a", plan.restarted_programs, RestartedProgram, self.topics)
+        self._add_many("i", plan.counting_programs, CountingProgram, self.topics)
         self._add_many("d", plan.deleters, Deleter, topics)
+        self._add_many("b", plan.bucket_producers, BucketProducer, self.topics)
+        self._add_many("u", plan.unstamped_producers, UnstampedProducer, self.topics)
         ordered: list[tuple[str, Callable[..., Actor]]] = [
             *((topic, StreamConsumer) for topic in self.topics),
             *((topic, PlainConsumer) for topic in self.plain_topics),
@@ -343,6 +388,9 @@ class World:
                 ("s", plan.stream_consumers, kind),
             ):
                 self._add_many(f"{name}{number}", count, make, topic)
+        for topic in self.topics:
+            self._add_many("s", plan.sharing_consumers, SharingConsumer, topic)
+            self._add_many("o", plan.lone_consumers, TransientConsumer, topic)
         for topic in self.sought_topics:
             self._add_many("k", 1, Seeker, topic)
         for topic in self.committed_topics:
@@ -382,9 +430,15 @@ class World:
             self.loop.resume(actor.host)
             if isinstance(actor, Sender):
                 actor.stopping = True
+            if isinstance(actor, TransientConsumer):
+                actor.stays = True
         self.running.host.crash_at_step = -1
         await asyncio.sleep(60)
         await self._until_up()
+        if self.plan.migrated:
+            for topic in self.topics:
+                work = self._migrate(self.running.broker, parse_topic_name(topic))
+                await self.loop.spawn(self.running.host, work)
         self.draining = True
 
     async def _drain(self) -> None:
@@ -400,6 +454,13 @@ class World:
                 return
         for backlog in self._backlogs():
             self.history.violated(f"backlog: {backlog} when everything should be acknowledged")
+
+    async def _probe(self) -> None:
+        """Show that each ordered consumer that should have work has some."""
+        for topic in self.topics if self.plan.sharing_consumers else ():
+            probe = WorkProbe(self, topic)
+            await self.loop.spawn(probe.host, probe.run())
+            await self._drain()
 
     def _backlogs(self) -> list[str]:
         return [
@@ -423,6 +484,7 @@ class World:
     # Faults
 
     def _faults_on(self) -> None:
+        self._quiet = False
         self.network.faults = self.plan.network
         self.metadata.faults = self.plan.metadata
         self.disk_faults.__dict__.update(self.plan.disk.__dict__)
@@ -443,8 +505,8 @@ class World:
     def _asked(self, host: Host, kind: str, key: str) -> None:
         """A request for metadata: one of those on which brokers die, or are replaced?"""
         plan, running = self.plan, self.running.host
-        if host is not running or self._quiet or not self.running.alive:
-            return
+        if host is not running or self._quiet or not self.running.alive or not self.actors:
+            return  # without actors the topics are still being made
         if _meant(plan.crash_at, kind, key) and self.rng.random() < plan.crash_at_share:
             running.crash_at_step = running.steps + self.rng.randrange(1, 60)
         rested = self.loop.time() >= self._replaced_at + LEAST_REIGN_S
@@ -495,18 +557,34 @@ class World:
 
     async def _split_or_merge(self, broker: Broker, name: TopicName) -> None:
         try:
+            if self.plan.migrated and not await broker.scalable.exists(name):
+                await self._migrate(broker, name)
+                return
             record = await broker.scalable.get(name)
             active = [each.segment_id for each in record.layout.active]
+            if self.plan.rebuckets and self.rng.random() < 0.4:
+                chosen, count = self.rng.choice(active), self.rng.choice((1, 2, 4, 8))
+                self.history.note("world", f"rebucket {chosen} to {count}")
+                await broker.scalable.rebucket(name, chosen, count)
+                return
             if len(active) > 1 and self.rng.random() < 0.5:
                 first = self.rng.randrange(len(active) - 1)
                 self.history.note("world", f"merge {active[first]} {active[first + 1]}")
-                await broker.scalable.merge(name, active[first], active[first + 1])
+                await broker.scalable.merge(name, active[first : first + 2])
             elif len(active) < 8:
                 chosen = self.rng.choice(active)
                 self.history.note("world", f"split {chosen}")
                 await broker.scalable.split(name, chosen)
         except MagnetarError as error:
             self.history.note("world", f"no reshape: {error}")
+
+    async def _migrate(self, broker: Broker, name: TopicName) -> None:
+        """Make an ordinary topic scalable, unless it is so."""
+        self.history.note("world", f"migrate {name}")
+        try:
+            await broker.scalable.migrate(name, force=True)
+        except MagnetarError as error:
+            self.history.note("world", f"no migration: {error}")
 
     # What must not happen anywhere
 

@@ -14,6 +14,11 @@ from typing import cast
 from broker.app.service import Broker
 from broker.placement import OneBroker
 from broker.policies.namespaces import Namespaces
+from broker.policies.policies_in_force import PoliciesInForce
+from broker.policies.topic_policies import TopicPolicies
+from broker.scalable.assignment_record import StoredAssignment
+from broker.scalable.group_controller import GroupController
+from broker.scalable.live_topics import LiveTopic
 from broker.scalable.records import SubscriptionKind, segment_of
 from broker.scalable.service import ScalableTopics
 from broker.topics.consumer import Consumer, SubscribeRequest, SubscriptionType
@@ -43,6 +48,7 @@ from storage.metadata.store import (
     Version,
 )
 from tests.support.clocks import FakeClock
+from tests.unit.broker.scalable.stored import noted_steps, stored_segments
 from tests.unit.storage.managed_ledger.fakes import (
     FakeLedgerStore,
     Process,
@@ -61,6 +67,7 @@ class Mortal(ProcessMetadata):
         super().__init__(process, store)
         self.writes: list[str] = []
         self.dies_at: int | None = None
+        self._last_write = ""
         self.faults: dict[str, bool] = {}
         """Part of a key to whether the put that fails there was applied; each fails once."""
 
@@ -68,7 +75,13 @@ class Mortal(ProcessMetadata):
         self.writes.append(what)
         if self.dies_at is not None and len(self.writes) >= self.dies_at:
             self.process.dead = True
+        if self._last_write and what.endswith(self._last_write):
+            self.process.dead = True
         await self.process.alive()
+
+    def dies_after(self, key: str) -> None:
+        """Stop the process after its next write of this key."""
+        self._last_write = f" {key}"
 
     async def put(
         self,
@@ -121,12 +134,14 @@ class World:
 
     async def stored_segments(self, topic: TopicName = TOPIC) -> list[str]:
         """Descriptors of the segments of a topic that have a ledger."""
-        path = f"/managed-ledgers/{topic.namespace_name}/segment/{topic.local_name}"
-        return await self.metadata.children(path)
+        return await stored_segments(self.metadata, topic)
 
     async def steps(self) -> list[str]:
         """What was begun and not ended."""
-        return await self.metadata.children("/scalable-topic-steps")
+        return await noted_steps(self.metadata)
+
+
+LAYOUT_UPDATE = pb.BaseCommand(type=pb.BaseCommand.SCALABLE_TOPIC_UPDATE).SerializeToString()
 
 
 class Peer:
@@ -137,6 +152,7 @@ class Peer:
         self.client_version = client_version
         self.remote = "127.0.0.1:1"
         self.tls = False
+        self.own_transactions = None
         self.connected_ms = 0
         self.closing = False
         self.silent = False
@@ -158,7 +174,13 @@ class Peer:
             self.sent.append(pb.BaseCommand.FromString(command.SerializeToString()))
 
     def send_encoded(self, *buffers: bytes) -> None:
-        """Messages and receipts are no concern of these tests."""
+        """Take layouts; messages are no concern of these tests."""
+        for buffer in buffers:
+            if buffer[8:].startswith(LAYOUT_UPDATE):
+                self.send(pb.BaseCommand.FromString(buffer[8:]))
+
+    def put(self, buffer: bytes) -> None:
+        """Receipts are no concern of these tests."""
 
     def forget_producer(self, producer_id: int, producer: object) -> None:
         if self.producers.get(producer_id) is producer:
@@ -206,6 +228,9 @@ class Peer:
 
     async def is_alive(self) -> bool:
         return not self.closing and not self.silent
+
+    async def echo(self) -> None:
+        """All that a test's client wrote is served at once."""
 
     # What it was sent
 
@@ -300,6 +325,13 @@ class Peer:
         return await segment.add_producer(request)
 
 
+def group_of(topics: ScalableTopics, subscription: str = "s") -> GroupController:
+    """The group of a subscription that has ordered consumers."""
+    group = topics.controllers.group(TOPIC, subscription)
+    assert group is not None
+    return group
+
+
 class Node:
     """One process: what `Broker` puts together, but for ports."""
 
@@ -309,7 +341,12 @@ class Node:
         self.process = Process()
         self.mortal = Mortal(self.process, world.metadata)
         self.metadata: MetadataStore = self.mortal
-        given = {"scalable_consumer_grace_period_s": 0, "unsubscribed_retention_minutes": 0}
+        given = {
+            "scalable_consumer_grace_period_s": 0,
+            "unsubscribed_retention_minutes": 0,
+            # Most tests split and merge by hand.
+            "scalable_topic_auto_scale_enabled": False,
+        }
         self.settings = Settings(**(given | settings))  # type: ignore[arg-type]
         self.random = random.Random(seed)
         self.placement = OneBroker("127.0.0.1")
@@ -319,6 +356,8 @@ class Node:
             self.metadata, ProcessLedgers(self.process, world.ledgers), self.clock, LIMITS
         )
         self.namespaces = Namespaces(self.metadata, self.settings)
+        self.topic_policies = TopicPolicies(self.metadata)
+        self.policies = PoliciesInForce(self.namespaces, self.topic_policies, self.settings)
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.offloads = Offloads(cast("Broker", self), asyncio.get_running_loop().time)
         self.transactions: Transactions
@@ -350,6 +389,7 @@ class Node:
         await self.topics.close()
         await self.transactions.stop()
         await self.managed_ledgers.close()
+        await self.topic_policies.stop()
         await self.namespaces.stop()
         await self.session.close()
 
@@ -368,15 +408,17 @@ class Node:
         return await self.topics.get(name.topic_name, create=True)
 
     async def fill(self, segment_id: int, count: int, topic: TopicName = TOPIC) -> list[Position]:
-        """Publish so many messages to a segment."""
+        """Publish so many messages of the producer `p` to a segment."""
         segment = await self.segment(segment_id, topic)
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         positions: list[Position] = []
+        sent: list[pb.MessageMetadata] = []
 
         def done(position: Position | None, error: Exception | None) -> None:
             if error is not None or position is None:
                 written.set_exception(error or AssertionError("no position"))
                 return
+            segment.sequences.replay(sent[len(positions)], position, self.clock.now_ms())
             positions.append(position)
             if len(positions) == count:
                 written.set_result(None)
@@ -385,6 +427,7 @@ class Node:
             metadata = pb.MessageMetadata(
                 producer_name="p", sequence_id=number, publish_time=self.clock.now_ms()
             )
+            sent.append(metadata)
             segment.ledger.append(build_entry(metadata, b"m"), done)
         await written
         return positions
@@ -403,5 +446,26 @@ class Node:
         segments = (await self.scalable.get(topic)).layout.segments
         return {segment_id: s.state.value for segment_id, s in segments.items()}
 
+    async def live(self, topic: TopicName = TOPIC) -> LiveTopic:
+        """The topic in memory."""
+        return await self.scalable._topics.get(topic)
+
+    def group(self, subscription: str = "s") -> GroupController:
+        """The group of a subscription that has ordered consumers."""
+        return group_of(self.scalable, subscription)
+
     async def kind_of(self, subscription: str) -> SubscriptionKind | None:
         return await self.scalable._store.subscription(TOPIC, subscription)
+
+    async def assignment(self, subscription: str = "s") -> StoredAssignment | None:
+        """The assignment of a subscription that is stored when all changes of it are."""
+        group = self.scalable.controllers.group(TOPIC, subscription)
+        if group is not None:
+            await group.stored()
+        record = await self.scalable._store.subscription_record(TOPIC, subscription)
+        return None if record is None else record.assignment
+
+    def give_up_waiting(self, subscription: str = "s") -> None:
+        """Have all segments free that consumers were never seen at."""
+        group = self.group(subscription)
+        group._tell(group.group.give_up_waiting(group.group.awaited()))

@@ -17,6 +17,7 @@ from tests.support.child_process import HOST
 from tests.support.raw_client import BrokerError, RawClient, Session
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node
+from tests.unit.broker.scalable.node import group_of
 from tests.unit.broker.scalable.several import NAME, TOPIC, take_lead
 
 CONSUMERS = "/topics/public/default/t/subscriptions/s/consumers"
@@ -50,9 +51,7 @@ async def relayed(near: Node, far: Node, client: RawClient) -> Session:
 
 
 def group(node: Node) -> GroupController:
-    found = node.broker.scalable.controllers.group(TOPIC, "s")
-    assert found is not None
-    return found
+    return group_of(node.broker.scalable)
 
 
 async def refusal(client: RawClient, **how: object) -> BrokerError:

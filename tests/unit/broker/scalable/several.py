@@ -7,11 +7,13 @@ with the controller, attaches to what it is given, and notes what it gets.
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.key_hash import segment_hash
+from magnetar.protocol.managed_clients import MANAGED_PROPERTY
 from magnetar.protocol.names import parse_topic_name
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, RawProducer
 from tests.unit.broker.placement.cluster import Cluster, Node
@@ -28,6 +30,8 @@ class User:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        # Java clients count requests from a random number on, over all their connections.
+        self._first_id = random.randrange(2**40, 2**50)
         self._clients: dict[str, RawClient] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._opening = asyncio.Lock()
@@ -38,7 +42,9 @@ class User:
             client = self._clients.get(url)
             if client is None or client.closed.done():
                 host, _, port = url.removeprefix("pulsar://").rpartition(":")
-                client = self._clients[url] = await RawClient.open(host, int(port))
+                client = self._clients[url] = await RawClient.open(
+                    host, int(port), first_id=self._first_id
+                )
                 client.timeout_s = 5
             return client
 
@@ -52,14 +58,15 @@ class User:
 
     async def owner(self, segment: str) -> RawClient:
         """Where LOOKUP leads."""
-        client = await self.anywhere()
+        client, authoritative = await self.anywhere(), False
         for _ in range(5):
-            found = await client.lookup(segment)
+            found = await client.lookup(segment, authoritative=authoritative)
             if found.response == pb.CommandLookupTopicResponse.Failed:
                 raise BrokerError(found.error, found.message)
             client = await self.at(found.broker_service_url)
             if found.response == pb.CommandLookupTopicResponse.Connect:
                 return client
+            authoritative = found.authoritative
         raise ConnectionError("lookups lead nowhere")
 
     def go_on(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
@@ -87,15 +94,16 @@ class User:
 class Watcher(User):
     """Keeps the newest layout."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, name: str = NAME) -> None:
         super().__init__(cluster)
+        self.topic = name
         self.dag = pb.ScalableTopicDAG()
         self.epochs: list[int] = []
         self.go_on(self._watch)
 
     async def _watch(self) -> None:
         client = await self.anywhere()
-        session, first = await client.watch_dag(NAME)
+        session, first = await client.watch_dag(self.topic)
         self._take(first.dag)
         while True:
             update = await client.wait(session.updates.get(), 3600)
@@ -117,8 +125,8 @@ class Watcher(User):
 class Writer(Watcher):
     """Sends 0, 1, 2 ... under each key, each when the one before it is receipted."""
 
-    def __init__(self, cluster: Cluster, keys: int) -> None:
-        super().__init__(cluster)
+    def __init__(self, cluster: Cluster, keys: int, name: str = NAME) -> None:
+        super().__init__(cluster, name)
         self.sent: dict[str, int] = {}
         self.stopped = False
         self._producers: dict[str, asyncio.Task[RawProducer]] = {}
@@ -161,7 +169,8 @@ class Writer(Watcher):
             raise
 
     async def _open(self, segment: str) -> RawProducer:
-        producer = await (await self.owner(segment)).create_producer(segment)
+        options = pb.CommandProducer(metadata=managed(segment))
+        producer = await (await self.owner(segment)).create_producer(segment, options)
         self._tasks.append(asyncio.create_task(self._forget_when_closed(segment, producer)))
         return producer
 
@@ -253,6 +262,7 @@ class OrderedReader(User):
         options = pb.CommandSubscribe(
             consumer_name=f"{self.name}-seg-{segment_id}",
             initial_position=pb.CommandSubscribe.Earliest,
+            metadata=managed(name),
         )
         client = await self.owner(name)
         return await client.subscribe(name, self.subscription, options, permits=1000)
@@ -285,9 +295,18 @@ class OrderedReader(User):
 
 
 def name_of(segment: pb.SegmentInfoProto) -> str:
-    """The full name of a segment of the topic."""
+    """The full name of a segment of the topic, or of the ordinary topic that it is."""
+    if segment.legacy_topic_name:
+        return segment.legacy_topic_name
     start, end = segment.hash_start, segment.hash_end
     return f"segment://public/default/t/{start:04x}-{end:04x}-{segment.segment_id}"
+
+
+def managed(name: str) -> list[pb.KeyValue]:
+    """What a v5 client says of itself where it attaches to an ordinary topic."""
+    if name.startswith("segment://"):
+        return []
+    return [pb.KeyValue(key=MANAGED_PROPERTY, value="true")]
 
 
 async def hold(node: Node, segment: str) -> None:
@@ -301,6 +320,11 @@ async def take_lead(node: Node) -> None:
     """Have a broker lead the topic."""
     await node.broker.scalable._leads.take(TOPIC)
     assert node.placement.owns(TOPIC)
+
+
+async def give_up_lead(node: Node) -> None:
+    """Have a broker lead the topic no longer."""
+    await node.broker.scalable._leads.give_up(TOPIC)
 
 
 def segment(start: int, end: int, segment_id: int) -> str:

@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
+from broker.placement.peer_failed import PeerFailed
 from broker.scalable.records import SubscriptionKind
+from broker.scalable.segment_requests import SegmentRequest
 from broker.topics.consumer import Consumer
 from broker.topics.topic import TopicState
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.names import SegmentName, parse_topic_name
 from storage.ledger.store import LedgerFenced
 from tests.support.bounds import set_bound
 from tests.support.waiting import until
@@ -102,7 +104,8 @@ async def test_segments_are_handed_over_when_they_are_closed(topic: Node) -> Non
     assert first.assignments() == [(first_id, [0, 2])]
     consumers[1].close()
     consumers[3].close()
-    assert second.assignments() == [(second_id, [1]), (second_id, [1, 3])]
+    assert second.assignments() == [(second_id, [1])]
+    await until_told(second, [1, 3])
     for n in (1, 3):
         await second.attach(n, "b")
     assert await registered(topic) == ["a", "b"]
@@ -187,8 +190,7 @@ async def test_the_same_name_takes_over(world: World) -> None:
     _, answer = await new.register("a")
     assert segments(answer) == [0, 1]
     old.close()
-    group = node.scalable.controllers.group(TOPIC, "s")
-    assert group is not None
+    group = node.group()
     assert group.members["a"].connection is new.as_connection()
     assert not group._grace, "the old connection's end starts no grace period"
     for n in (0, 1):
@@ -222,21 +224,91 @@ async def test_after_the_grace_period_it_is_evicted(topic: Node) -> None:
     await until_registered(topic, "b")
 
 
+async def test_the_grace_period_of_the_topic_counts_before_that_of_the_namespace(
+    world: World,
+) -> None:
+    node = await Node(world, scalable_consumer_grace_period_s=3600).start()
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    first, second, third = node.peer(), node.peer(), node.peer()
+    await first.register("a")
+    await second.register("b")
+    member = {"scalableTopicConsumerSessionGracePeriodSeconds": 0}
+    await node.namespaces.change(TOPIC.namespace_name, lambda record: record.update(member))
+    await node.scalable.set_consumer_grace(TOPIC, 3600)
+    first.close()
+    await asyncio.sleep(0.05)
+    assert await registered(node) == ["a", "b"]
+    await node.scalable.set_consumer_grace(TOPIC, None)
+    await third.register("a")
+    third.close()
+    group = node.group()
+    await until(lambda: group.group.registered() == ["b"])
+    await until_registered(node, "b")
+    await node.stop()
+
+
 async def test_a_restart_restores_the_registered(world: World) -> None:
     node = await Node(world, scalable_consumer_grace_period_s=3600).start()
     await node.scalable.create(TOPIC, segments=2, properties={})
     await node.peer().register("a")
     await node.peer().register("b")
     node = await node.kill()
-    peer = node.peer()
-    await peer.attach(1, "a")
+    peer, other = node.peer(), node.peer()
+    consumer = await peer.attach(1, "a")
     _, answer = await node.peer().register("c", "other")
     assert segments(answer) == [0, 1], "subscriptions have nothing to do with each other"
-    _, answer = await node.peer().register("b")
-    assert segments(answer) == [0], "a is disconnected, keeps its share, and reads segment 1"
+    other_id, answer = await other.register("b")
+    assert segments(answer) == [], "a is disconnected, keeps its share, and reads segment 1"
     _, answer = await peer.register("a")
-    assert segments(answer) == [1]
+    assert segments(answer) == [0]
+    consumer.close()
+    assert other.assignments() == [(other_id, [1])]
     await node.stop()
+
+
+async def test_a_layout_that_changes_while_a_controller_begins_is_assigned(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await Node(world, scalable_consumer_grace_period_s=3600).start()
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.peer().register("a")
+    await node.scalable.split(TOPIC, 0)
+    node = await node.kill()
+    load = node.scalable._segments.load
+
+    async def split_first(segment: SegmentName) -> None:
+        monkeypatch.setattr(node.scalable._segments, "load", load)
+        await node.scalable.split(TOPIC, 1)
+        await load(segment)
+
+    monkeypatch.setattr(node.scalable._segments, "load", split_first)
+    peer = node.peer()
+    _, answer = await peer.register("a")
+    await until_told(peer, [3, 4, 2], answer)
+    await node.stop()
+
+
+async def test_a_layout_that_changes_while_a_subscription_is_reserved(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.fill(0, 1)
+    await node.scalable.split(TOPIC, 0)
+    live = await node.live()
+    await until(lambda: not live.work.busy)
+    ask = node.scalable._segments.ask
+
+    async def split_first(request: SegmentRequest[object]) -> object:
+        monkeypatch.setattr(node.scalable._segments, "ask", ask)
+        await node.scalable.split(TOPIC, 1)
+        return await ask(request)
+
+    monkeypatch.setattr(node.scalable._segments, "ask", split_first)
+    _, answer = await node.peer().register("a")
+    assert segments(answer) == [0], "it is not drained"
+    await until(lambda: not live.work.busy)
+    for segment_id in (2, 3, 4):
+        assert "s" in (await node.segment(segment_id)).subscriptions
 
 
 async def test_a_restart_evicts_consumers_that_do_not_reconnect(world: World) -> None:
@@ -373,6 +445,24 @@ async def test_late_stream_at_earliest_gets_everything_below_a_sealed_segment(to
     await until(lambda: not controller._tasks.busy)
     assert await topic.backlog(4) == 3
     assert await topic.backlog(0) == 2
+
+
+async def test_a_segment_that_does_not_answer_hides_no_drained_one(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = topic.peer()
+    await peer.register("a")
+    load = topic.scalable._segments.load
+
+    async def load_others(segment: SegmentName) -> None:
+        if segment.segment_id == 0:
+            raise PeerFailed("the test says no")
+        await load(segment)
+
+    monkeypatch.setattr(topic.scalable._segments, "load", load_others)
+    for segment_id in (0, 1):
+        await topic.scalable.split(TOPIC, segment_id)
+    await until_told(peer, [0, 6, 7, 2, 3])
 
 
 async def test_waiting_for_a_consumer_never_seen_has_an_end(

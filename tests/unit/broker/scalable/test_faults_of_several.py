@@ -13,7 +13,8 @@ from broker.scalable.layout import Layout
 from broker.scalable.layout import split as split_layout
 from broker.scalable.local_segments import LocalSegments, SealInterrupted
 from broker.scalable.records import ScalableTopicRecord, segment_of
-from broker.scalable.reshape import _step as step_of
+from broker.scalable.reshape import step_of
+from broker.scalable.steps import STEPS_ROOT
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
@@ -31,11 +32,11 @@ from tests.unit.broker.scalable.several import (
     segment,
     take_lead,
 )
+from tests.unit.broker.scalable.stored import nothing_is_noted, stored_segments
 
 WHOLE = segment(0, 0xFFFF, 0)
-STEPS = "/scalable-topic-steps"
 Opened = TypeVar("Opened")
-OURS = ("/topics/", STEPS, "/managed-ledgers/")
+OURS = ("/topics/", STEPS_ROOT, "/managed-ledgers/")
 EARLIEST = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
 
 
@@ -77,14 +78,6 @@ async def two(cluster: Cluster) -> tuple[Node, Node]:
     a, b = await cluster.add(), await cluster.add()
     await until(lambda: all(len(node.placement.candidates) == 2 for node in (a, b)))
     return a, b
-
-
-async def nothing_is_noted(cluster: Cluster) -> bool:
-    return not await cluster.metadata.children(STEPS)
-
-
-async def stored_segments(cluster: Cluster) -> set[str]:
-    return set(await cluster.metadata.children("/managed-ledgers/public/default/segment/t"))
 
 
 async def at_owner(node: Node, name: str) -> RawClient:
@@ -132,7 +125,7 @@ async def dies_in(cluster: Cluster, change: str, writes: int) -> tuple[Node, boo
     task = asyncio.create_task(work)
 
     async def ended() -> bool:
-        return dying.died.is_set() or (task.done() and await nothing_is_noted(cluster))
+        return dying.died.is_set() or (task.done() and await nothing_is_noted(cluster.metadata))
 
     await until_awaited(ended)
     if not dying.died.is_set():
@@ -143,7 +136,7 @@ async def dies_in(cluster: Cluster, change: str, writes: int) -> tuple[Node, boo
     with suppress(asyncio.CancelledError, MagnetarError):
         await asyncio.wait({task}, timeout=1)
     await b.kill()
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     return a, True
 
 
@@ -170,10 +163,10 @@ async def state_of(cluster: Cluster, survivor: Node, change: str) -> int:
         layout = (await survivor.broker.scalable.get(TOPIC)).layout
     except ScalableTopicNotFound:
         assert change == "delete"
-        assert await stored_segments(cluster) == set()
+        assert set(await stored_segments(cluster.metadata, TOPIC)) == set()
         return 1
     if layout.epoch == 0:
-        assert await stored_segments(cluster) == {"0000-ffff-0"}
+        assert set(await stored_segments(cluster.metadata, TOPIC)) == {"0000-ffff-0"}
         await published(survivor, WHOLE, b"after")
         assert await delivered(survivor, WHOLE, 2) == [b"before", b"after"]
         return 0
@@ -195,7 +188,7 @@ async def dies_in_a_prune(cluster: Cluster, writes: int) -> tuple[Node, bool]:
     await hold(a, WHOLE)
     await take_lead(b)
     await b.broker.scalable.split(TOPIC, 0)
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     b.view._store = dying = DiesAt(b.view, cluster.metadata, writes)  # type: ignore[assignment]
     task = asyncio.create_task(b.broker.scalable.prune_all())
     died = asyncio.create_task(dying.died.wait())
@@ -207,7 +200,7 @@ async def dies_in_a_prune(cluster: Cluster, writes: int) -> tuple[Node, bool]:
         return a, False
     task.cancel()
     await b.kill()
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     return a, True
 
 
@@ -228,8 +221,8 @@ async def is_pruned(cluster: Cluster, node: Node) -> bool:
     """Whether the sealed segment is gone, from the layout and from the store."""
     await node.broker.scalable.prune_all()
     named = {each.descriptor for each in named_by((await node.broker.scalable.get(TOPIC)).layout)}
-    whole = named == await stored_segments(cluster) and await nothing_is_noted(cluster)
-    return whole and len(named) == 2
+    whole = named == set(await stored_segments(cluster.metadata, TOPIC))
+    return whole and len(named) == 2 and await nothing_is_noted(cluster.metadata)
 
 
 def named_by(layout: Layout) -> list[SegmentName]:
@@ -247,7 +240,7 @@ async def test_an_owner_that_dies_while_its_segment_is_sealed(cluster: Cluster) 
     await b.broker.scalable.split(TOPIC, 0)
     await until(lambda: a.broker.topics.loaded()[WHOLE].state.value == "sealing")
     await a.kill()
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     assert b.broker.topics.loaded()[WHOLE].sealed
     assert await delivered(b, WHOLE, 1) == [b"before"]
 
@@ -276,7 +269,9 @@ async def test_a_seal_that_fails_when_a_lead_is_taken_is_tried_again_soon(
     await b.broker.scalable._leads.give_up(TOPIC)
     with capture_logs() as logs:
         await take_lead(a)
-        await until_awaited(lambda: nothing_is_noted(cluster))
+        await until_awaited(lambda: nothing_is_noted(cluster.metadata))
+        # The note goes before the line is written.
+        await until(lambda: any(each["event"] == "layout_step_recovered" for each in logs))
     events = [one["event"] for one in logs if one["event"].startswith("layout_step_")]
     assert events == ["layout_step_not_recovered", "layout_step_recovered"]
 
@@ -315,7 +310,7 @@ async def split(cluster: Cluster, wrote: Writer) -> None:
 async def merge(cluster: Cluster, wrote: Writer) -> None:
     scalable = leader_of(cluster).broker.scalable
     first, second, *_ = (await scalable.get(TOPIC)).layout.active
-    await scalable.merge(TOPIC, first.segment_id, second.segment_id)
+    await scalable.merge(TOPIC, (first.segment_id, second.segment_id))
 
 
 async def unload(cluster: Cluster, wrote: Writer) -> None:
@@ -349,7 +344,7 @@ async def test_a_note_that_came_late_is_cleared_away(cluster: Cluster) -> None:
     change = split_layout(layout, 0, now_ms=1)
     assert await b.broker.scalable._store.begin(step_of(TOPIC, change)) is None
     await a.broker.scalable.prune_all()
-    assert await nothing_is_noted(cluster)
+    assert await nothing_is_noted(cluster.metadata)
 
 
 async def test_a_frozen_leader_that_wakes_up_undoes_nothing(cluster: Cluster) -> None:
@@ -364,12 +359,13 @@ async def test_a_frozen_leader_that_wakes_up_undoes_nothing(cluster: Cluster) ->
     await b.view.expire(quietly=True)
     await until(lambda: len(a.placement.candidates) == 1)
     await a.broker.scalable.split(TOPIC, 0)
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     b.view.open.set()
     with pytest.raises(MagnetarError):
         await frozen
-    await until_awaited(lambda: nothing_is_noted(cluster))
-    assert await stored_segments(cluster) == {"0000-ffff-0", "0000-7fff-1", "8000-ffff-2"}
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
+    stored = await stored_segments(cluster.metadata, TOPIC)
+    assert set(stored) == {"0000-ffff-0", "0000-7fff-1", "8000-ffff-2"}
     _, first = await (await a.client()).watch_dag(NAME)
     assert first.dag.epoch == 1
 
@@ -413,7 +409,7 @@ async def test_deposed_leader_leaves_the_equal_split_of_the_next_leader(
     await b.broker.scalable._leads.give_up(TOPIC)
     monkeypatch.setattr(b.broker.scalable._reshaper, "_leads", lambda _: True)
     await take_lead(a)
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     later, release_later = await held_before_its_change(a, monkeypatch)
     (step,) = await a.broker.scalable._store.begun_for(TOPIC)
     if published:
@@ -428,7 +424,7 @@ async def test_deposed_leader_leaves_the_equal_split_of_the_next_leader(
     release_later.set()
     await later
     await producer.close()
-    await until_awaited(lambda: nothing_is_noted(cluster))
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     assert a.broker.topics.loaded()[WHOLE].sealed
     assert await cursors_of_children(cluster) == [["s"], ["s"]]
 

@@ -1,5 +1,6 @@
 """Consumer groups: hand-over, leaving, grace, and a model of honest clients in random order."""
 
+import json
 from collections import deque
 from collections.abc import Mapping
 
@@ -14,8 +15,10 @@ from hypothesis.stateful import (
 )
 
 from broker.scalable.assignment import assignable
+from broker.scalable.assignment_record import assignment_from_json
 from broker.scalable.group import ConsumerGroup
-from broker.scalable.layout import initial, split
+from broker.scalable.layout import Layout, initial, split
+from tests.unit.broker.scalable.holdings import alone
 
 
 def group_of(segments: int, *names: str) -> ConsumerGroup:
@@ -26,8 +29,9 @@ def group_of(segments: int, *names: str) -> ConsumerGroup:
 
 
 def attach_all(group: ConsumerGroup) -> None:
-    for segment_id, name in group.holdings.granted.items():
-        group.attached(segment_id, name)
+    for segment_id, names in group.holdings.granted.items():
+        for name in names:
+            group.attached(segment_id, name)
 
 
 def test_the_answer_to_a_registration_is_the_whole_set() -> None:
@@ -56,7 +60,7 @@ def test_a_taken_segment_is_not_given_back_before_it_is_closed() -> None:
 def test_an_owner_never_seen_on_a_segment_is_waited_for() -> None:
     group = group_of(2, "a")
     assert group.connect("b") == {"a": {0}, "b": set()}
-    assert group.awaited() == {1}
+    assert group.awaited() == {(1, "a")}
     group.attached(1, "a")
     assert group.awaited() == set(), "it was on its way; now its close will be heard"
     assert group.detached(1, "a", by_command=True) == {"b": {1}}
@@ -65,7 +69,7 @@ def test_an_owner_never_seen_on_a_segment_is_waited_for() -> None:
 def test_waiting_for_an_owner_never_seen_has_an_end() -> None:
     group = group_of(2, "a")
     group.connect("b")
-    assert group.give_up_waiting({1}) == {"b": {1}}
+    assert group.give_up_waiting({(1, "a")}) == {"b": {1}}
 
 
 def test_a_lost_owner_is_not_waited_for() -> None:
@@ -124,13 +128,115 @@ def test_the_same_name_takes_over_with_the_same_segments() -> None:
 
 def test_restored_consumers_keep_the_segments_where_they_are_attached() -> None:
     group = ConsumerGroup(initial(4, now_ms=1), ordered=True)
-    group.restore("a")
-    group.restore("b")
+    group.restore(["a", "b"], None)
     for segment_id, name in ((0, "b"), (1, "b"), (2, "a")):
         group.attached(segment_id, name)
-    group.start()
+    group.deal()
     assert group.holdings.of("b") == {0, 1}
     assert group.holdings.of("a") == {2, 3}
+
+
+def restored(
+    before: ConsumerGroup, *names: str, segments: int = 4, layout: Layout | None = None
+) -> ConsumerGroup:
+    """The group of the next controller, of what was stored of the one before."""
+    record = json.loads(json.dumps(before.to_store().to_json()))
+    group = ConsumerGroup(layout or initial(segments, now_ms=1), ordered=True)
+    group.restore(names, assignment_from_json(record))
+    return group
+
+
+def test_a_restart_leaves_each_consumer_what_it_had() -> None:
+    before = group_of(4, "a", "b")
+    before.give_up_waiting(before.awaited())
+    attach_all(before)
+    before.leave("a")
+    for segment_id in (0, 2):
+        before.detached(segment_id, "a", by_command=True)
+    attach_all(before)
+    before.connect("0")
+    for segment_id in before.holdings.releasing:
+        before.detached(segment_id, "b", by_command=True)
+    had = alone(before.holdings.granted)
+    assert had != alone(group_of(4, "0", "b").holdings.granted), "names alone would share otherwise"
+    after = restored(before, "0", "b")
+    after.deal()
+    assert after.holdings == before.holdings
+    assert after.connect("b") == {"b": before.holdings.of("b")}
+    assert after.connect("0") == {"0": before.holdings.of("0")}
+    assert alone(after.holdings.granted) == had
+
+
+def test_a_segment_on_its_way_is_waited_for_after_a_restart() -> None:
+    before = group_of(2, "a")
+    attach_all(before)
+    before.connect("b")
+    after = restored(before, "a", "b", segments=2)
+    assert after.deal() == {"a": {0}}
+    assert after.awaited() == {(1, "a")}, "a may be attached there again before it registers"
+    assert after.connect("b") == {"b": set()}
+    assert after.connect("a") == {"a": {0}, "b": {1}}, "it knows now that it has to release it"
+
+
+def test_a_consumer_that_releases_a_segment_after_a_restart_is_seen() -> None:
+    before = group_of(2, "a")
+    attach_all(before)
+    before.connect("b")
+    after = restored(before, "a", "b", segments=2)
+    after.attached(1, "a")
+    after.deal()
+    assert after.awaited() == set()
+    after.connect("b")
+    assert after.connect("a") == {"a": {0}}
+    assert after.detached(1, "a", by_command=True) == {"b": {1}}
+
+
+def test_waiting_for_a_former_consumer_after_a_restart_has_an_end() -> None:
+    for end in ("give up", "evict"):
+        before = group_of(2, "a")
+        before.attached(1, "a")
+        before.connect("b")
+        after = restored(before, "a", "b", segments=2)
+        after.deal()
+        after.connect("b")
+        changed = after.give_up_waiting({(1, "a")}) if end == "give up" else after.leave("a")
+        assert changed["b"] >= {1}
+
+
+def test_an_attached_consumer_is_believed_more_than_the_record() -> None:
+    before = group_of(2, "a", "b")
+    before.give_up_waiting(before.awaited())
+    after = restored(before, "a", "b", segments=2)
+    after.attached(0, "b")
+    after.attached(1, "a")
+    after.deal()
+    assert alone(after.holdings.granted) == {0: "b", 1: "a"}
+    late = restored(before, "a", "b", segments=2)
+    late.deal()
+    late.connect("a")
+    late.attached(0, "b")
+    assert alone(late.holdings.granted) == {0: "a", 1: "b"}, "a knows that it has segment 0"
+
+
+def test_a_restart_after_the_layout_changed_assigns_the_children() -> None:
+    before = group_of(2, "a", "b")
+    before.give_up_waiting(before.awaited())
+    attach_all(before)
+    after = ConsumerGroup(split(initial(2, now_ms=1), 0, now_ms=2).layout, ordered=True)
+    after.restore(["a", "b"], before.to_store())
+    after.set_drained({0})
+    after.deal()
+    assert after.holdings.of("b") >= {1}
+    assert after.holdings.granted.keys() == {1, 2, 3}
+    assert not after.holdings.releasing
+
+
+def test_consumers_that_are_not_registered_are_not_restored() -> None:
+    before = group_of(2, "a", "b")
+    before.give_up_waiting(before.awaited())
+    after = restored(before, "b", segments=2)
+    after.deal()
+    assert alone(after.holdings.granted) == {0: "b", 1: "b"}
 
 
 def test_a_strangers_segment_is_given_when_it_is_gone() -> None:
@@ -199,18 +305,30 @@ def test_a_checkpoint_reader_done_with_a_sealed_segment_is_not_idle() -> None:
     assert not group.is_idle("a")
 
 
+def test_a_segment_granted_where_its_consumer_is_attached_is_not_missing() -> None:
+    group = group_of(1, "a")
+    group.attached(0, "a")
+    group.connect("b")
+    group.attached(0, "b")  # Both: the segment's owner let it in after a's connection was lost.
+    group.detached(0, "a", by_command=False)
+    assert group.leave("a") == {"b": {0}}
+    group.disconnect("b")
+    group.connect("b")
+    assert group.missing_from("b") == set()
+
+
 def test_a_segment_is_missing_until_its_consumer_attaches_or_closes_it() -> None:
     group = group_of(2, "a")
     assert group.missing_from("a") == {0, 1}
     attach_all(group)
     assert group.missing_from("a") == set()
-    group.lost_sight(0, "a")
+    group.lost_sight_needs_deal(0, "a")
     assert group.missing_from("a") == {0}
     group.attached(0, "a")
     group.detached(1, "a", by_command=True)
     assert group.missing_from("a") == set(), "it is closing down"
     group.disconnect("a")
-    group.lost_sight(0, "a")
+    group.lost_sight_needs_deal(0, "a")
     assert group.missing_from("a") == set(), "nothing can be sent to it"
     group.connect("a")
     assert group.missing_from("a") == {0, 1}
@@ -270,7 +388,10 @@ class HonestClients(RuleBasedStateMachine):
         client = self.clients.setdefault(name, Client(name))
         if not client.connected:
             client.connected = True
-            self.deliver(self.group.connect(name))
+            self.deliver(self.connect(name))
+
+    def connect(self, name: str) -> Mapping[str, frozenset[int]]:
+        return self.group.connect(name)
 
     def obey(self, client: Client) -> None:
         own = client.inbox.popleft()
@@ -342,6 +463,26 @@ class HonestClients(RuleBasedStateMachine):
         self.drained.clear()
         self.deliver(self.group.set_drained(self.drained))
 
+    @precondition(lambda self: bool(self.clients))
+    @rule(data=st.data())
+    def restart_the_broker(self, data: st.DataObject) -> None:
+        """All connections are lost; some segment consumers are back before their clients are."""
+        had = {name: session.assigned for name, session in self.group.sessions.items()}
+        stored, names = self.group.to_store(), self.group.registered()
+        self.group = ConsumerGroup(self.layout, ordered=True)
+        self.group.restore(names, stored)
+        self.group.drained = set(self.drained)
+        for client in self.clients.values():
+            client.connected = False
+            client.inbox.clear()
+            if not data.draw(st.booleans()):
+                client.on.clear()
+            for segment_id in sorted(client.on):
+                self.group.attached(segment_id, client.name)
+        self.group.deal()
+        for name in names:
+            assert self.group.sessions[name].assigned >= had[name], "it has what it had"
+
     @invariant()
     def no_segment_has_two_owners(self) -> None:
         told = [s for session in self.group.sessions.values() for s in session.assigned]
@@ -349,12 +490,12 @@ class HonestClients(RuleBasedStateMachine):
 
     @rule()
     def tell_again(self) -> None:
-        for name, client in self.clients.items():
+        for name in self.clients:
             if self.group.missing_from(name) or self.group.not_released_by(name):
-                client.inbox.append(self.group.holdings.of(name))
+                self.deliver({name: self.group.holdings.of(name)})
 
     def hear_everything(self, clients: list[Client]) -> None:
-        while True:
+        for _ in range(100):
             while waiting := [client for client in clients if client.inbox]:
                 self.obey(waiting[0])
             self.tell_again()
@@ -362,6 +503,7 @@ class HonestClients(RuleBasedStateMachine):
             self.deliver(self.group.give_up_waiting(self.group.awaited()))
             if not any(client.inbox for client in clients):
                 return
+        raise AssertionError(f"it never settles: {self.group.holdings}")
 
     def teardown(self) -> None:
         if not hasattr(self, "clients"):

@@ -5,10 +5,13 @@ import gc
 import weakref
 from typing import cast
 
+import pytest
+
 from broker.app.service import Broker
 from broker.scalable.layout import SegmentState
 from broker.topics.idle_topics import IdleTopics
 from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.names import TopicName, parse_topic_name
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node
 
@@ -125,3 +128,23 @@ async def test_a_parent_stays_until_its_subscriptions_are_carried_over(node: Nod
     assert live.layout.segments[0].state is SegmentState.SEALED
     await looks.idle_time_passes()
     assert str(parent.name) not in node.topics.loaded()
+
+
+async def test_unloading_many_topics_lists_the_loaded_ones_once_for_each_check(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.scalable, "_shared", True)
+    for number in range(20):
+        name = parse_topic_name(f"topic://public/default/t{number}")
+        await node.scalable.create(name, segments=1, properties={})
+    looked, running_topics = 0, node.scalable._running_topics
+
+    def counted() -> set[TopicName]:
+        nonlocal looked
+        looked += 1
+        return running_topics()
+
+    monkeypatch.setattr(node.scalable, "_running_topics", counted)
+    await Looks(node).idle_time_passes()
+    assert node.scalable.in_memory() == []
+    assert looked == 2, "once for each check"

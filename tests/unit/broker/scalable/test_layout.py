@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.scalable.layout import (
-    KEYSPACE,
     CorruptLayout,
+    IllegalBucketCount,
     IllegalReshape,
     IllegalSegmentCount,
     Layout,
@@ -21,10 +21,14 @@ from broker.scalable.layout import (
     UnknownSegment,
     initial,
     merge,
+    migrated,
     prune,
+    rebucket,
     split,
     verify,
 )
+from config.bounds import MAX_ENTRY_BUCKETS
+from magnetar.protocol.key_hash import KEY_SPACE
 
 NOW_MS = 1_700_000_000_000
 
@@ -36,31 +40,40 @@ def prunable(layout: Layout) -> list[int]:
 @st.composite
 def histories(draw: st.DrawFn) -> list[Layout]:
     """All layouts of a random life of a topic, oldest first."""
-    layouts = [initial(draw(st.integers(1, 9)), now_ms=NOW_MS)]
-    for step in draw(st.lists(st.sampled_from(["split", "merge", "prune"]), max_size=25)):
+    layouts = [initial(draw(st.integers(1, 9)), now_ms=NOW_MS, bucket_budget=4)]
+    kinds = st.sampled_from(["split", "merge", "rebucket", "prune"])
+    for step in draw(st.lists(kinds, max_size=25)):
         layout = layouts[-1]
         now_ms = NOW_MS + len(layouts)
         wide = [s for s in layout.active if s.hash_end > s.hash_start]
         if step == "split" and wide:
             chosen = draw(st.sampled_from(wide))
-            layouts.append(split(layout, chosen.segment_id, now_ms=now_ms).layout)
+            parts = draw(st.integers(2, min(5, chosen.hash_end - chosen.hash_start + 1)))
+            change = split(layout, chosen.segment_id, now_ms=now_ms, parts=parts)
+            layouts.append(change.layout)
         elif step == "merge" and len(layout.active) > 1:
             lower = draw(st.integers(0, len(layout.active) - 2))
-            pair = [layout.active[lower].segment_id, layout.active[lower + 1].segment_id]
-            first, second = draw(st.permutations(pair))
-            layouts.append(merge(layout, first, second, now_ms=now_ms).layout)
+            upper = draw(st.integers(lower + 2, len(layout.active)))
+            ids = [segment.segment_id for segment in layout.active[lower:upper]]
+            layouts.append(merge(layout, draw(st.permutations(ids)), now_ms=now_ms).layout)
+        elif step == "rebucket":
+            chosen = draw(st.sampled_from(layout.active))
+            count = draw(st.integers(1, MAX_ENTRY_BUCKETS))
+            if count != chosen.entry_buckets:
+                change = rebucket(layout, chosen.segment_id, count, now_ms=now_ms)
+                layouts.append(change.layout)
         elif step == "prune" and prunable(layout):
             gone = draw(st.sets(st.sampled_from(prunable(layout)), min_size=1))
             layouts.append(prune(layout, gone))
     return layouts
 
 
-@given(histories(), st.integers(0, KEYSPACE - 1))
+@given(histories(), st.integers(0, KEY_SPACE - 1))
 def test_every_hash_has_exactly_one_active_segment(history: list[Layout], key_hash: int) -> None:
     for layout in history:
         holders = [s for s in layout.segments.values() if s.active and s.covers(key_hash)]
         assert holders == [layout.route(key_hash)]
-        assert sum(s.hash_end - s.hash_start + 1 for s in layout.active) == KEYSPACE
+        assert sum(s.hash_end - s.hash_start + 1 for s in layout.active) == KEY_SPACE
 
 
 @given(histories())
@@ -154,9 +167,52 @@ def test_split_gives_pulsars_ids_ranges_and_epochs() -> None:
 def test_merge_takes_neighbours_in_either_order() -> None:
     layout = initial(4, now_ms=NOW_MS)
     for first, second in ((1, 2), (2, 1)):
-        (child,) = merge(layout, first, second, now_ms=NOW_MS).children
+        (child,) = merge(layout, (first, second), now_ms=NOW_MS).children
         assert (child.segment_id, child.hash_start, child.hash_end) == (4, 0x4000, 0xBFFF)
         assert child.parent_ids == (1, 2)
+
+
+def test_merge_takes_any_number_of_neighbours() -> None:
+    layout = initial(4, now_ms=NOW_MS, bucket_budget=4)
+    (child,) = merge(layout, (2, 0, 1), now_ms=NOW_MS).children
+    assert (child.hash_start, child.hash_end, child.parent_ids) == (0, 0xBFFF, (0, 1, 2))
+    assert child.entry_buckets == 3
+
+
+def test_split_into_several_covers_the_range_evenly() -> None:
+    change = split(initial(1, now_ms=NOW_MS, bucket_budget=4), 0, now_ms=NOW_MS, parts=3)
+    assert [(c.hash_start, c.hash_end) for c in change.children] == [
+        (0, 21845),
+        (21846, 43690),
+        (43691, 65535),
+    ]
+    assert [c.entry_buckets for c in change.children] == [1, 1, 1]
+
+
+def test_entry_buckets_of_new_split_and_merged_segments() -> None:
+    whole = initial(1, now_ms=NOW_MS, bucket_budget=4)
+    assert whole.segments[0].entry_bucket_splits == (16384, 32768, 49152)
+    halves = split(whole, 0, now_ms=NOW_MS)
+    assert [c.entry_bucket_splits for c in halves.children] == [(32768,), (32768,)]
+    (merged,) = merge(halves.layout, (1, 2), now_ms=NOW_MS).children
+    assert merged.entry_buckets == 4
+    assert initial(8, now_ms=NOW_MS, bucket_budget=4).segments[0].entry_buckets == 1
+    assert initial(8, now_ms=NOW_MS).segments[0].entry_bucket_splits == ()
+
+
+def test_rebucket_replaces_a_segment_by_one_of_the_same_range() -> None:
+    change = rebucket(initial(2, now_ms=NOW_MS), 1, 3, now_ms=NOW_MS)
+    (child,) = change.children
+    assert (child.segment_id, child.hash_start, child.hash_end) == (2, 0x8000, 0xFFFF)
+    assert child.entry_bucket_splits == (21845, 43690)
+    assert (change.layout.epoch, change.layout.segments[1].child_ids) == (1, (2,))
+    for count in (0, -1, MAX_ENTRY_BUCKETS + 1):
+        with pytest.raises(IllegalBucketCount, match=f"{count} entry buckets"):
+            rebucket(change.layout, 2, count, now_ms=NOW_MS)
+    with pytest.raises(IllegalBucketCount, match="3 entry buckets already"):
+        rebucket(change.layout, 2, 3, now_ms=NOW_MS)
+    with pytest.raises(SegmentNotActive):
+        rebucket(change.layout, 1, 4, now_ms=NOW_MS)
 
 
 def test_refusals_are_typed_and_name_what_would_do() -> None:
@@ -166,11 +222,12 @@ def test_refusals_are_typed_and_name_what_would_do() -> None:
     with pytest.raises(SegmentNotActive, match="sealed at epoch 1"):
         split(layout, 0, now_ms=NOW_MS)
     with pytest.raises(SegmentNotActive):
-        merge(layout, 0, 1, now_ms=NOW_MS)
+        merge(layout, (0, 1), now_ms=NOW_MS)
     with pytest.raises(SegmentsNotAdjacent, match="1 and 2"):
-        merge(layout, 1, 3, now_ms=NOW_MS)
-    with pytest.raises(SegmentsNotAdjacent):
-        merge(layout, 1, 1, now_ms=NOW_MS)
+        merge(layout, (1, 3), now_ms=NOW_MS)
+    for not_neighbours in ((1, 1), (1,), (), (1, 2, 4)):
+        with pytest.raises(SegmentsNotAdjacent):
+            merge(layout, not_neighbours, now_ms=NOW_MS)
     with pytest.raises(IllegalReshape, match="ACTIVE"):
         prune(layout, [1])
     with pytest.raises(UnknownSegment):
@@ -184,7 +241,7 @@ def test_a_segment_of_one_hash_cannot_be_split() -> None:
     layout = initial(1, now_ms=NOW_MS)
     while (lowest := layout.active[0]).hash_end > 0:
         layout = split(layout, lowest.segment_id, now_ms=NOW_MS).layout
-    with pytest.raises(SegmentTooNarrow, match="single hash 0"):
+    with pytest.raises(SegmentTooNarrow, match="hashes 0 to 0"):
         split(layout, layout.active[0].segment_id, now_ms=NOW_MS)
 
 
@@ -215,3 +272,26 @@ def test_verify_finds_damage(history: list[Layout], data: st.DataObject) -> None
     segments = {**layout.segments, victim: dataclasses.replace(segment, **damage)}
     with pytest.raises(CorruptLayout):
         verify(Layout(layout.epoch, layout.next_segment_id, MappingProxyType(segments)))
+
+
+class Unsearched(tuple[int, ...]):
+    """Links that are not searched one after the other."""
+
+    __slots__ = ()
+
+    def __contains__(self, _: object) -> bool:
+        raise AssertionError("a layout of n parents and n children would take n ** 3 steps")
+
+
+def test_links_of_a_migrated_topic_are_verified_in_one_pass() -> None:
+    layout = migrated([f"persistent://public/default/t-partition-{n}" for n in range(64)], now_ms=1)
+    segments = {
+        number: dataclasses.replace(
+            each, parent_ids=Unsearched(each.parent_ids), child_ids=Unsearched(each.child_ids)
+        )
+        for number, each in layout.layout.segments.items()
+    }
+    verify(dataclasses.replace(layout.layout, segments=segments))
+    lost = dataclasses.replace(segments[64], parent_ids=tuple(range(1, 64)))
+    with pytest.raises(CorruptLayout, match="segment 64 and its parent 0 do not agree"):
+        verify(dataclasses.replace(layout.layout, segments={**segments, 64: lost}))

@@ -327,7 +327,7 @@ async def test_late_deletion_leaves_the_children_of_a_split_of_a_topic_created_s
     noted = Step(TOPIC, StepKind.SPLIT, 1, (), children, "now")
     await node.scalable._store.begin(noted)
     for child in children:
-        await node.scalable._segments.prepare(child, {"s": {}})
+        await node.scalable._segments.prepare(child, noted.ends, {"s": {}})
     for attempt in ("", "earlier"):
         late = Step(TOPIC, StepKind.DELETE, 0, children, attempt=attempt)
         with pytest.raises(DeletionUnfinished):

@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
 from structlog.testing import capture_logs
 
-from broker.scalable.live_topics import LiveTopic
+from broker.scalable.layout import initial, split
+from broker.scalable.live_topics import LiveTopic, LiveTopics
+from broker.scalable.records import ScalableTopicRecord, decode_topic
+from broker.scalable.topic_store import TopicStore
 from magnetar.protocol.names import TopicName
+from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Version
+from tests.support.clocks import FakeClock
+from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node
 
 DEFECT = RuntimeError("a defect")
@@ -42,3 +49,60 @@ async def test_a_listener_with_a_defect_hides_no_renewal_from_those_after_it(nod
         await topics.refresh(TOPIC)
     assert heard == [TOPIC]
     assert topics.known(TOPIC) is None
+
+
+async def test_awaited_name_is_watched_until_nobody_awaits_it() -> None:
+    store = TopicStore(MemoryMetadataStore(FakeClock()))
+    awaited = {TOPIC}
+    topics = LiveTopics(store, shared=True, is_awaited=awaited.__contains__)
+    topics.follow_name(TOPIC)
+    topics.forget_name(TOPIC)
+    assert list(topics.watched) == [TOPIC]
+    awaited.clear()
+    topics.forget_name(TOPIC)
+    assert not topics.watched
+    await topics.stop()
+
+
+async def test_name_of_a_topic_that_is_gone_is_not_watched_any_more() -> None:
+    store = TopicStore(MemoryMetadataStore(FakeClock()))
+    stored = await store.create(TOPIC, ScalableTopicRecord(initial(1, now_ms=1)))
+    topics = LiveTopics(store, shared=True)
+    live = topics.add(stored)
+    assert list(topics.watched) == [TOPIC]
+    # Another broker deletes it: the watch says so.
+    await store.remove(stored)
+    await until(lambda: not topics.watched)
+    topics.add(await store.create(TOPIC, live.stored.record))
+    live = await topics.get(TOPIC)
+    topics.begin_deletion(live)
+    topics.end_deletion(TOPIC)
+    assert not topics.watched
+    await topics.stop()
+
+
+async def test_record_that_did_not_change_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TopicStore(MemoryMetadataStore(FakeClock()))
+    topics = LiveTopics(store)
+    stored = await store.create(TOPIC, ScalableTopicRecord(initial(4, now_ms=1)))
+    topics.add(stored)
+    decoded: list[bytes] = []
+
+    def counted(value: bytes) -> ScalableTopicRecord:
+        decoded.append(value)
+        return decode_topic(value)
+
+    monkeypatch.setattr("broker.scalable.topic_store.decode_topic", counted)
+    for _ in range(10):
+        await topics.refresh(TOPIC)
+    assert not decoded
+    later = split(stored.record.layout, 0, now_ms=2).layout
+    await store.change(stored, ScalableTopicRecord(later))
+    found = await topics.refresh(TOPIC)
+    assert found is not None
+    assert (found.record.layout.epoch, len(decoded)) == (1, 1)
+    await store.remove(found)
+    await store.create(TOPIC, stored.record)
+    again = await topics.refresh(TOPIC)
+    assert again is not None
+    assert again.record.layout.epoch == 0

@@ -136,6 +136,20 @@ def test_drained_needs_a_sealed_segment_and_every_owner_that_tells(mirrors: Mirr
     assert drained()
 
 
+def test_a_segment_is_shared_only_if_all_owners_that_report_it_allow_it(mirrors: Mirrors) -> None:
+    def shareable() -> bool:
+        state = mirrors.state(WHOLE)
+        return state is not None and state.shareable
+
+    # A broker of an earlier version does not say it.
+    mirrors.apply("b", snapshot(everything()))
+    assert not shareable()
+    mirrors.apply("b", snapshot(everything() | {"shareable": True}))
+    assert shareable()
+    mirrors.apply("c", snapshot(everything() | {"shareable": False}))
+    assert not shareable()
+
+
 def test_mirror_forgets_consumers_of_a_broker_that_is_gone(mirrors: Mirrors, heard: Heard) -> None:
     mirrors.apply("b", snapshot(everything("a")))
     mirrors.apply("c", snapshot(everything("c")))
@@ -272,6 +286,23 @@ async def test_a_follower_knows_what_a_controller_here_knows(node: Node) -> None
     await wire.ask(UnfollowTopic(TOPIC))
     await node.peer().attach(0, "c")
     assert not wire.waiting
+
+
+async def test_a_follower_learns_that_a_segment_is_not_to_be_shared(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    wire = Wire(node.scalable.feeds)
+    wire.mirrors.follow(TOPIC)
+    await wire.ask(FollowTopic(TOPIC))
+    await node.peer().attach(0, "a")
+    wire.listen()
+    state = wire.mirrors.state(WHOLE)
+    assert state is not None
+    assert state.shareable
+    node.topics.loaded()[str(WHOLE)].note_unstamped_batch()
+    assert wire.listen() == [("changed", 0)]
+    state = wire.mirrors.state(WHOLE)
+    assert state is not None
+    assert not state.shareable
 
 
 async def test_segment_loaded_later_is_reported_completely(node: Node) -> None:

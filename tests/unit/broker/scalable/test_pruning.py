@@ -151,14 +151,13 @@ async def test_nothing_goes_whose_reshape_is_noted_and_not_ended(topic: Node) ->
     """Its subscriptions may not be carried over yet."""
     await topic.drain(0)
     step = split_of_the_first()
-    live = await topic.scalable._topics.get(TOPIC)
-    carried_over = asyncio.Event()
-    live.work.start(carried_over.wait())
+    finishing = topic.scalable._reshaper._finishing
+    finishing[step] = asyncio.get_running_loop().create_future()
     await topic.scalable._store.begin(step)
     await topic.scalable.prune_all()
     assert 0 in await topic.states()
     await topic.scalable._store.end(step)
-    carried_over.set()
+    del finishing[step]
     await topic.scalable.prune_all()
     assert 0 not in await topic.states()
 
@@ -279,15 +278,13 @@ async def test_prune_noted_by_a_later_process_is_not_taken_for_an_equal_leftover
         Step(TOPIC, StepKind.PRUNE, 2, (SegmentName(TOPIC, 0, 0xFFFF, 0),), attempt=each)
         for each in ("", "later")
     )
-    live = await topic.scalable._topics.get(TOPIC)
-    carried_over = asyncio.Event()
-    live.work.start(carried_over.wait())
+    under_way = asyncio.get_running_loop().create_future()
+    topic.scalable._reshaper._finishing[later] = under_way
     await topic.scalable._store.begin(later)
     topic.scalable._housekeeping._leftovers.add(leftover)
     await topic.scalable.prune_all()
     assert await topic.scalable._store.begun() == [later]
     assert topic.scalable._housekeeping._leftovers.all() == []
-    carried_over.set()
 
 
 async def test_successor_learns_that_a_former_process_pruned(topic: Node) -> None:

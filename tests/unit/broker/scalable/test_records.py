@@ -144,7 +144,8 @@ def test_history_is_rebuilt_from_the_layouts(lives: list[Layout]) -> None:
         else:
             newly = {s.segment_id for s in after.sealed if before.segments[s.segment_id].active}
             assert set(entry.parents) == newly
-            assert entry.kind is (ChangeKind.SPLIT if len(newly) == 1 else ChangeKind.MERGE)
+            merged = ChangeKind.MERGE if len(newly) > 1 else ChangeKind.REBUCKET
+            assert entry.kind is (ChangeKind.SPLIT if len(made) > 1 else merged)
 
 
 def test_an_entry_written_twice_is_shown_once() -> None:
@@ -168,6 +169,9 @@ def test_steps_survive_and_lie_beside_each_other() -> None:
     again = replace(step, attempt="7")
     assert steps.decode(steps.encode(again)) == again != step
     assert b"attempt" not in steps.encode(step), "as brokers without attempts wrote it"
+    carrying = replace(again, carries_sequences=True)
+    assert steps.decode(steps.encode(carrying)) == carrying
+    assert b"carries" not in steps.encode(again), "as brokers that carry no ids wrote it"
     check_key(step.key)
     low, high = steps.range_of(TOPIC)
     assert low <= step.key < high

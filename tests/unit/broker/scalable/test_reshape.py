@@ -1,6 +1,7 @@
 """Splits and merges: what is carried over, what is pushed when, and every crash in between."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,13 @@ from broker.scalable import layout, steps
 from broker.scalable.layout import IllegalReshape, UnknownSegment
 from broker.scalable.local_segments import SegmentNamed
 from broker.scalable.records import ScalableTopicRecord
-from broker.scalable.reshape import _step
+from broker.scalable.reshape import step_of
 from broker.scalable.segment_requests import DeleteSegment
+from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
+from broker.topics.carried_ids import last_carried
+from broker.topics.deduplication import NO_POSITION
 from broker.topics.topic import TopicNotFound, TopicState, TopicTerminated
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
@@ -59,16 +63,16 @@ async def test_a_merged_child_has_the_subscriptions_of_both(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=2, properties={})
     await (await node.segment(0)).create_subscription("a", EARLIEST)
     await (await node.segment(1)).create_subscription("b", EARLIEST)
-    await node.scalable.merge(TOPIC, 1, 0)
+    await node.scalable.merge(TOPIC, (1, 0))
     assert set((await node.segment(2)).subscriptions) == {"a", "b"}
     await sealed(node, 0, 1)
 
 
 async def test_layout_is_sent_before_the_parent_refuses_producers(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
-    peer = node.peer()
+    peer, publisher = node.peer(), node.peer()
     await peer.watch()
-    producer = await peer.produce(0)
+    producer = await publisher.produce(0)
     states: list[TopicState] = []
     parent = await node.segment(0)
     send = peer.send
@@ -87,6 +91,34 @@ async def test_layout_is_sent_before_the_parent_refuses_producers(node: Node) ->
     assert not parent.sealed, "an attached producer may finish"
     await producer.close()
     await sealed(node, 0)
+
+
+async def test_a_client_whose_producer_is_sealed_gets_the_layout_in_a_pause(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    peer, elsewhere = node.peer(), node.peer()
+    for each, segment_id in ((peer, 0), (elsewhere, 1)):
+        await each.watch()
+        await each.watch()
+        await each.produce(segment_id)
+    peer.sent.clear()
+    epochs: list[int] = []
+    at_others: list[list[int]] = []
+    send = elsewhere.send
+
+    def noting(command: pb.BaseCommand) -> None:
+        epochs.extend(update.dag.epoch for update in peer.layouts())
+        at_others.append(list(epochs))
+        send(command)
+
+    elsewhere.send = noting  # type: ignore[method-assign]
+    await node.scalable.split(TOPIC, 0)
+    assert at_others == [[], []], "the others have it before"
+
+    def both_sessions_have_it() -> bool:
+        epochs.extend(update.dag.epoch for update in peer.layouts())
+        return epochs == [1, 1]
+
+    await until(both_sessions_have_it)
 
 
 async def test_a_subscription_made_while_sealing_is_carried_over(node: Node) -> None:
@@ -123,7 +155,7 @@ async def test_requests_at_once_queue_up(node: Node) -> None:
     results = await asyncio.gather(
         node.scalable.split(TOPIC, 0),
         node.scalable.split(TOPIC, 0),
-        node.scalable.merge(TOPIC, 2, 3),
+        node.scalable.merge(TOPIC, (2, 3)),
         return_exceptions=True,
     )
     assert results[0] is None
@@ -145,7 +177,7 @@ async def test_children_just_made_can_be_merged_again(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     await (await node.segment(0)).create_subscription("s", EARLIEST)
     await node.scalable.split(TOPIC, 0)
-    await node.scalable.merge(TOPIC, 1, 2)
+    await node.scalable.merge(TOPIC, (1, 2))
     await sealed(node, 0, 1, 2)
     assert await node.backlog(3) == 0
     kinds = [(entry.kind.value, entry.epoch) for entry in await node.scalable.history(TOPIC)]
@@ -224,14 +256,22 @@ async def test_a_segment_unloaded_while_it_is_sealed_is_sealed_all_the_same(node
 
 
 async def check_whole(node: Node, world: World) -> None:
-    """No step is open, ledgers and layout agree, the history is complete, nothing is lost."""
+    """No step is open, ledgers and layout agree, the history is complete, nothing is lost.
+
+    Subscription `s` and the ids of producer `p` are on every segment below a sealed one.
+    """
     layout = (await node.scalable.get(TOPIC)).layout
     assert await world.steps() == []
     for segment in layout.sealed:
         assert (await node.segment(segment.segment_id)).sealed
     if layout.sealed:
         for segment in layout.active:
-            assert "s" in (await node.segment(segment.segment_id)).subscriptions
+            child = await node.segment(segment.segment_id)
+            assert "s" in child.subscriptions
+            assert not child.sequence_store.awaits_parents
+            known = child.sequences.get("p")
+            assert known is not None
+            assert known.position != NO_POSITION or last_carried(known.carried) == 1
     names = {
         f"{s.hash_start:04x}-{s.hash_end:04x}-{s.segment_id}" for s in layout.segments.values()
     }
@@ -257,7 +297,9 @@ async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str
         node.mortal.writes.clear()
         node.mortal.dies_at = died_at
         work = asyncio.ensure_future(
-            node.scalable.split(TOPIC, 0) if change == "split" else node.scalable.merge(TOPIC, 0, 1)
+            node.scalable.split(TOPIC, 0)
+            if change == "split"
+            else node.scalable.merge(TOPIC, (0, 1))
         )
         process, live = node.process, await node.scalable._topics.get(TOPIC)
         await until(lambda: process.dead or (work.done() and not live.work.busy))  # noqa: B023
@@ -293,13 +335,39 @@ async def test_a_leftover_leaves_the_note_of_a_later_step_in_its_place(
     await node.stop()
 
 
+async def test_a_late_note_is_found_while_another_step_is_under_way(
+    world: World, node: Node
+) -> None:
+    """The other step may wait for the segments of the late one, so it must not hide it.
+
+    The late note is of an earlier process: this one has read the notes at its start.
+    """
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    now = (await node.scalable.get(TOPIC)).layout
+    await node.peer().produce(0)
+    await node.scalable.split(TOPIC, 0)
+    noted = await world.steps()
+    assert noted, "the segment is being sealed"
+    late = step_of(TOPIC, layout.split(now, 1, now_ms=1))
+    await node.scalable._store.begin(replace(late, epoch=late.epoch + 1))
+    await node.scalable.prune_all()
+    assert await world.steps() == noted
+    await node.scalable._store.begin(replace(late, epoch=late.epoch + 1))
+    async with node.scalable._topics.lock(TOPIC):
+        pruning = asyncio.create_task(node.scalable.prune_all())
+        await asyncio.sleep(0.05)
+    await pruning
+    assert await world.steps() == noted
+    await node.stop()
+
+
 async def test_late_write_of_an_undone_split_is_refused(world: World, node: Node) -> None:
     """A change of the record may still be on its way when the next process undoes its step."""
     await node.scalable.create(TOPIC, segments=1, properties={})
     before = await node.scalable._store.load(TOPIC)
     assert before is not None
     change = layout.split(before.record.layout, 0, now_ms=1)
-    await node.scalable._store.begin(_step(TOPIC, change))
+    await node.scalable._store.begin(step_of(TOPIC, change))
     node = await node.kill()
     assert await world.steps() == []
     with pytest.raises(ConcurrentChange):
@@ -321,15 +389,55 @@ async def test_a_split_that_a_former_process_publishes_late_is_finished(
     before = await store.load(TOPIC)
     assert before is not None
     change = layout.split(before.record.layout, 0, now_ms=1)
-    step = _step(TOPIC, change)
+    step = step_of(TOPIC, change)
     await store.begin(step)
     for child in step.makes:
-        await node.scalable._segments.prepare(child, {})
+        await node.scalable._segments.prepare(child, step.ends, {})
     await store.change(before, replace(before.record, layout=change.layout))
     await node.scalable.prune_all()
     await sealed(node, 0)
     assert "s" in (await node.segment(1)).subscriptions
     await node.stop()
+
+
+async def test_children_get_their_ids_after_an_earlier_version_was_started(
+    world: World, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier version finishes the split without carrying ids, so it must not end its note."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    await node.fill(0, 2)
+    await node.peer().produce(0)
+    await node.scalable.split(TOPIC, 0)
+    with monkeypatch.context() as patch:
+        become_an_earlier_version(patch)
+        node = await node.kill()
+        assert (await node.segment(0)).sealed
+        assert (await node.segment(1)).sequence_store.awaits_parents
+    node = await node.kill()
+    await sealed(node, 0)
+    for segment_id in (1, 2):
+        child = await node.segment(segment_id)
+        assert not child.sequence_store.awaits_parents
+        known = child.sequences.get("p")
+        assert known is not None
+        assert last_carried(known.carried) == 1
+    await node.stop()
+
+
+def become_an_earlier_version(patch: pytest.MonkeyPatch) -> None:
+    """Carry no sequence ids, and ignore the member of a note that says that they are carried."""
+    encode = steps.encode
+
+    def encode_known(step: Step) -> bytes:
+        members = json.loads(encode(step))
+        members.pop("carriesSequences", None)
+        return json.dumps(members, separators=(",", ":")).encode()
+
+    async def carry_nothing(*arguments: object) -> None:
+        pass
+
+    patch.setattr(steps, "encode", encode_known)
+    patch.setattr(Segments, "carry_sequences", carry_nothing)
 
 
 async def test_a_note_of_a_topic_that_is_gone_is_cleared(world: World, node: Node) -> None:
@@ -344,7 +452,7 @@ async def test_a_note_of_a_topic_that_is_gone_is_cleared(world: World, node: Nod
 
 async def noted(world: World) -> list[Step]:
     """The steps that are begun and not ended."""
-    keys = [f"/scalable-topic-steps/{part}" for part in await world.steps()]
+    keys = [f"{steps.STEPS_ROOT}/{part}" for part in await world.steps()]
     records = await world.metadata.get_many(keys)
     return [steps.decode(record.value) for record in records if record is not None]
 
@@ -411,7 +519,7 @@ async def test_owner_reads_the_notes_before_the_record(
     before = await store.load(TOPIC)
     assert before is not None
     change = layout.split(before.record.layout, 0, now_ms=1)
-    step = replace(_step(TOPIC, change), attempt="later")
+    step = replace(step_of(TOPIC, change), attempt="later")
     await store.begin(step)
 
     async def then_it_ends(name: TopicName) -> StoredTopic | None:
@@ -431,10 +539,10 @@ async def test_children_of_a_noted_split_are_deleted_by_its_own_attempt_only(
 ) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
-    step = replace(_step(TOPIC, change), attempt="this")
+    step = replace(step_of(TOPIC, change), attempt="this")
     await node.scalable._store.begin(step)
     child = step.makes[0]
-    await node.scalable._segments.prepare(child, {"s": {}})
+    await node.scalable._segments.prepare(child, step.ends, {"s": {}})
     for attempt in ("", "another"):
         with pytest.raises(SegmentNamed):
             await node.scalable._segments.ask(DeleteSegment(child, attempt))
@@ -448,7 +556,7 @@ async def test_children_of_a_noted_split_are_deleted_by_its_own_attempt_only(
 async def test_undo_leaves_the_note_of_an_equal_later_step(world: World, node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
-    first, second = (replace(_step(TOPIC, change), attempt=each) for each in "ab")
+    first, second = (replace(step_of(TOPIC, change), attempt=each) for each in "ab")
     assert await node.scalable._store.begin(second) is None
     assert await node.scalable._store.begin(second) is None, "its own note, as of a lost answer"
     assert await node.scalable._store.begin(first) == second
@@ -466,12 +574,12 @@ async def test_two_steps_that_make_the_same_children_are_both_undone(
     """The first was left behind, and the epoch rose by a prune before the second."""
     await node.scalable.create(TOPIC, segments=1, properties={})
     change = layout.split((await node.scalable.get(TOPIC)).layout, 0, now_ms=1)
-    first, second = (replace(_step(TOPIC, change), attempt=each) for each in "ab")
+    first, second = (replace(step_of(TOPIC, change), attempt=each) for each in "ab")
     second = replace(second, epoch=2)
     for step in (first, second):
         await node.scalable._store.begin(step)
     for child in first.makes:
-        await node.scalable._segments.prepare(child, {"s": {}})
+        await node.scalable._segments.prepare(child, step.ends, {"s": {}})
     with pytest.raises(SegmentNamed):
         await node.scalable._reshaper._undo(second)
     assert await noted(world) == [first, second]
@@ -495,7 +603,7 @@ async def test_note_of_a_split_that_comes_after_a_child_was_pruned_is_ended(
     await sealed(node, 1)
     await node.scalable.prune_all()
     assert set(await node.states()) == {2, 3, 4}
-    await node.scalable._store.begin(replace(_step(TOPIC, change), attempt="late"))
+    await node.scalable._store.begin(replace(step_of(TOPIC, change), attempt="late"))
     await node.scalable.prune_all()
     assert await noted(world) == []
     assert set(await node.states()) == {2, 3, 4}

@@ -15,6 +15,7 @@ from broker.placement.typed_request import (
     encode,
 )
 from broker.scalable.host import ScalableHost
+from broker.scalable.key_sample import KeySample
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_requests import (
     SEGMENT_REQUESTS,
@@ -22,18 +23,22 @@ from broker.scalable.segment_requests import (
     DeleteSegment,
     DeleteSubscription,
     DropHotLedgers,
+    InheritSequences,
     OffloadManifest,
     OffloadSegment,
+    SampleKeys,
     SealSegment,
     SeekSubscription,
     SeekSubscriptionToTime,
     SegmentRequest,
     SegmentStats,
+    ViewFinalSequences,
     ViewRunningSegment,
     ViewSegment,
 )
 from broker.scalable.segment_view import SegmentView, SubscriptionView
 from broker.scalable.segments import Segments
+from broker.topics.carried_ids import CarriedId, FinalIds, FinalSequences, LiveWriter
 from broker.topics.topic import SubscriptionNotFound
 from config.bounds import OWNER_REQUEST_S
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
@@ -57,14 +62,31 @@ VIEW = SegmentView(
         )
     },
 )
+FINALS = FinalSequences(
+    [
+        FinalIds("p", True, 5, (CarriedId(0, 9, 3, None, None),)),
+        FinalIds(
+            "q",
+            False,
+            6,
+            (
+                CarriedId(0, 9, 3, True, LiveWriter(2**40, None)),
+                CarriedId(10, 20, 4, False, LiveWriter(7, 1)),
+            ),
+        ),
+    ]
+)
 REQUESTS: list[SegmentRequest[object]] = [
     ViewSegment(WHOLE),
     ViewRunningSegment(WHOLE),
+    SampleKeys(WHOLE),
     CreateSubscription(WHOLE, "s", LATEST, {"k": "v"}),
     DeleteSubscription(WHOLE, "s", force=True),
     SeekSubscription(WHOLE, "s", EARLIEST),
     SeekSubscriptionToTime(WHOLE, "s", 7),
     SealSegment(WHOLE),
+    ViewFinalSequences(WHOLE, 7),
+    InheritSequences(WHOLE, FINALS),
     DeleteSegment(WHOLE),
     DeleteSegment(WHOLE, attempt="7"),
     SegmentStats(WHOLE),
@@ -115,7 +137,7 @@ def test_request_arrives_as_it_was_sent(request_: SegmentRequest[object]) -> Non
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == SEGMENT_REQUESTS.keys()
-    assert len(SEGMENT_REQUESTS) == 12
+    assert len(SEGMENT_REQUESTS) == 15
 
 
 @pytest.mark.parametrize(
@@ -124,6 +146,8 @@ def test_every_kind_of_request_is_tried_here() -> None:
         (ViewSegment(WHOLE), VIEW),
         (ViewRunningSegment(WHOLE), VIEW),
         (ViewRunningSegment(WHOLE), None),
+        (SampleKeys(WHOLE), KeySample({2**31: 3, 7: 1}, 2, 6)),
+        (SampleKeys(WHOLE), None),
         (SealSegment(WHOLE), None),
         (SegmentStats(WHOLE), {"storageSize": 3, "producers": []}),
         (DropHotLedgers(WHOLE, None), [1, 2]),

@@ -15,6 +15,7 @@ from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name, segment_name
 from tests.support.waiting import until, until_awaited
 from tests.unit.broker.placement.cluster import Cluster, Node
+from tests.unit.broker.scalable.node import group_of
 from tests.unit.broker.scalable.several import (
     NAME,
     TOPIC,
@@ -24,6 +25,7 @@ from tests.unit.broker.scalable.several import (
     segment,
     take_lead,
 )
+from tests.unit.broker.scalable.stored import noted_steps, nothing_is_noted
 
 WHOLE = segment(0, 0xFFFF, 0)
 LOWER, UPPER = segment(0, 0x7FFF, 1), segment(0x8000, 0xFFFF, 2)
@@ -91,7 +93,7 @@ async def test_a_split_goes_on_elsewhere_in_order(cluster: Cluster, users: Async
         assert read.got[key] == list(range(count)), key
     assert wrote.epochs == sorted(wrote.epochs)
     assert c.owns(LOWER)
-    assert await cluster.metadata.children("/scalable-topic-steps") == []
+    assert await noted_steps(cluster.metadata) == []
 
 
 async def test_a_merge_of_segments_on_two_brokers(cluster: Cluster, users: AsyncExitStack) -> None:
@@ -104,7 +106,7 @@ async def test_a_merge_of_segments_on_two_brokers(cluster: Cluster, users: Async
     reads = [reader(cluster, users, name) for name in ("r1", "r2")]
     await until(lambda: all(len(each.attached) == 1 for each in reads))
     await until(lambda: sum(wrote.sent.values()) > 50)
-    await c.broker.scalable.merge(TOPIC, 0, 1)
+    await c.broker.scalable.merge(TOPIC, (0, 1))
     await until(lambda: sorted(each.assigned for each in reads) == [[], [2]])
     before = sum(wrote.sent.values())
     await until(lambda: sum(wrote.sent.values()) > before + 50)
@@ -125,8 +127,7 @@ async def test_a_killed_leader_is_followed_by_another(
     await b.kill()
     await until(lambda: read.registrations > 1)
     leader = next(node for node in (a, c) if node.placement.owns(TOPIC))
-    group = leader.broker.scalable.controllers.group(TOPIC, "s")
-    assert group is not None
+    group = group_of(leader.broker.scalable)
     assert group.group.registered() == ["r"]
     await leader.broker.scalable.split(TOPIC, 0)
     await until(lambda: read.assigned == [1, 2])
@@ -202,9 +203,8 @@ async def test_lost_feed_connection_starts_with_a_new_snapshot(cluster: Cluster)
     for number, (name, client) in enumerate(zip(names, clients, strict=True)):
         options = pb.CommandSubscribe(consumer_name=f"r-seg-{number}")
         await client.subscribe(name, "s", options)
-    group = b.broker.scalable.controllers.group(TOPIC, "s")
+    group = group_of(b.broker.scalable)
     follower = b.broker.scalable._follower
-    assert group is not None
     assert follower is not None
     await until(lambda: len(group._attached) == 2)
     apply, follower._apply = follower._apply, lambda *_: None  # type: ignore[method-assign]
@@ -224,8 +224,7 @@ async def test_a_consumer_moves_with_its_segment(cluster: Cluster, users: AsyncE
     a, b, c = await three_apart(cluster)
     read = reader(cluster, users, "r")
     await until(lambda: WHOLE in read.attached)
-    group = b.broker.scalable.controllers.group(TOPIC, "s")
-    assert group is not None
+    group = group_of(b.broker.scalable)
     await until(lambda: len(group._attached) == 1)
     (before,) = group._attached
     name = segment_name(parse_topic_name(WHOLE))
@@ -257,7 +256,7 @@ async def test_a_former_owner_that_is_slow_to_close_holds_up_a_merge_no_longer_t
     await until(lambda: a.id in b.placement.brokers and mirrors.has_heard(a.id, TOPIC))
     await hold(c, lower)
     await until(lambda: {lower, upper} <= read.attached)
-    await b.broker.scalable.merge(TOPIC, 0, 1)
+    await b.broker.scalable.merge(TOPIC, (0, 1))
     drained = c.broker.topics.loaded()[lower].subscriptions["s"]
     await until(lambda: drained.drained)
     may_close.set()
@@ -275,8 +274,7 @@ async def test_a_former_owner_of_a_parent_that_was_read_takes_no_child_from_its_
     await b.broker.scalable.split(TOPIC, 0)
     await until(lambda: read.assigned == [1, 2])
     hold_up(a.broker.topics.loaded()[WHOLE], users)
-    group = b.broker.scalable.controllers.group(TOPIC, "s")
-    assert group is not None
+    group = group_of(b.broker.scalable)
     await a.view.expire()
     await until(lambda: not b.broker.scalable._mirrors.has_heard(a.id, TOPIC))
     await until(lambda: b.broker.scalable._mirrors.has_heard(a.id, TOPIC))
@@ -395,9 +393,5 @@ async def test_a_subscription_made_below_a_parent_that_is_being_sealed(cluster: 
     assert await c.broker.scalable.inherits_subscription(lower, "s")
     assert not await c.broker.scalable.inherits_subscription(lower, "other")
     await holder.close()
-
-    async def ended() -> bool:
-        return not await cluster.metadata.children("/scalable-topic-steps")
-
-    await until_awaited(ended)
+    await until_awaited(lambda: nothing_is_noted(cluster.metadata))
     assert not await c.broker.scalable.inherits_subscription(lower, "s")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from broker.scalable.layout import UnknownSegment
 from broker.scalable.records import SubscriptionKind
 from broker.scalable.topic_store import ScalableTopicNotFound
 from broker.topics.dispatch.errors import ConsumerBusy
@@ -124,8 +125,12 @@ async def test_statistics(topic: Node) -> None:
     assert (queue["type"], queue["msgBacklog"], queue["consumerCount"]) == ("QUEUE", 3, 0)
     assert queue["segments"]["0"] == {
         "msgBacklog": 3,
+        "backlogSize": 69,
         "msgDelayed": 0,
         "unackedMessages": 0,
+        "msgRateOut": 0,
+        "msgThroughputOut": 0,
+        "byteRateOut": 0,
         "consumerCount": 0,
     }
     assert (stream["type"], stream["consumerCount"]) == ("STREAM", 1)
@@ -141,3 +146,66 @@ async def test_statistics_of_an_unused_topic(node: Node) -> None:
     stats = await node.scalable.stats(TOPIC)
     assert stats["subscriptions"] == {}
     assert stats["producers"] == []
+
+
+async def test_statistics_add_the_rates_of_segments_and_of_their_clients(topic: Node) -> None:
+    peer = topic.peer()
+    await peer.register("a", "stream")
+    for segment_id in (0, 1):
+        await peer.attach(segment_id, "a", "stream", start=EARLIEST)
+    producers = [await peer.produce(segment_id) for segment_id in (0, 1)]
+    for segment_id, messages in ((0, 30), (1, 12)):
+        segment = await topic.segment(segment_id)
+        for producer in segment.producers.values():
+            producer.name = "one"
+            producer.messages_in += messages
+            producer.bytes_in += 100 * messages
+        (consumer,) = segment.subscriptions["stream"].consumers
+        consumer.messages_out_total += messages
+        consumer.bytes_out_total += 100 * messages
+        consumer.redelivered_total += 1
+        consumer.acknowledged_total += messages
+    stats = json.loads(json.dumps(await topic.scalable.stats(TOPIC)))
+    # Of a test that began less than a second ago: rates are taken over a second at least.
+    assert stats["msgRateIn"] == pytest.approx(42, rel=0.5)
+    assert stats["byteRateIn"] == stats["msgThroughputIn"]
+    assert stats["averageMsgSize"] == pytest.approx(100, rel=0.1)
+    assert stats["storageSize"] > stats["offloadedStorageSize"] == 0
+    assert stats["oldestBacklogMessageAgeSeconds"] >= 0 < stats["backlogSize"]
+    (producer_stats,) = stats["producers"]
+    assert producer_stats["producerName"] == "one"
+    assert producer_stats["accessMode"] == "Shared"
+    assert producer_stats["msgRateIn"] == pytest.approx(stats["msgRateIn"], rel=0.2)
+    subscription = stats["subscriptions"]["stream"]
+    assert subscription["segments"]["1"]["msgRateOut"] > 0
+    (registered,) = subscription["consumers"]
+    assert (registered["consumerName"], registered["segmentIds"]) == ("a", [0, 1])
+    for each in (subscription, registered):
+        assert each["msgRateOut"] == pytest.approx(42, rel=0.5)
+        assert each["byteRateOut"] == pytest.approx(100 * each["msgRateOut"])
+        assert each["msgRateRedeliver"] > 0 < each["messageAckRate"]
+    for producer in producers:
+        await producer.close()
+
+
+async def test_statistics_of_one_segment(topic: Node) -> None:
+    await create(topic)
+    peer = topic.peer()
+    await peer.attach(0, "c")
+    producer = await peer.produce(0)
+    stats = json.loads(json.dumps(await topic.scalable.segment_stats(TOPIC, 0)))
+    assert stats["ownerBroker"]
+    assert stats["storageSize"] > 0 <= stats["oldestBacklogMessageAgeSeconds"]
+    assert (stats["waitingPublishers"], stats["offloadedStorageSize"]) == (0, 0)
+    assert [each["producerName"] for each in stats["producers"]] == [producer.name]
+    subscription = stats["subscriptions"]["s"]
+    assert (subscription["type"], subscription["msgBacklog"]) == ("Exclusive", 3)
+    (consumer,) = subscription["consumers"]
+    assert consumer["consumerName"] == "c-seg-0"
+    for members in (stats, subscription, consumer):
+        assert members["byteRateOut"] == members["msgThroughputOut"] >= 0
+    empty = await topic.scalable.segment_stats(TOPIC, 1)
+    assert (empty["oldestBacklogMessageAgeSeconds"], empty["backlogSize"]) == (-1, 0)
+    with pytest.raises(UnknownSegment):
+        await topic.scalable.segment_stats(TOPIC, 7)
+    await producer.close()

@@ -4,8 +4,11 @@ import asyncio
 
 import pytest
 
+from broker.scalable import answers
+from broker.scalable.dag import dag_of
+from broker.wire.handlers.scalable import HANDLERS
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.names import TopicName, parse_topic_name
 from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
@@ -60,7 +63,7 @@ async def test_every_change_is_pushed_once_to_each_session(topic: Node) -> None:
         await peer.watch()
         await peer.watch("t")
     await topic.scalable.split(TOPIC, 0)
-    await topic.scalable.merge(TOPIC, 3, 1)
+    await topic.scalable.merge(TOPIC, (3, 1))
     for peer in peers:
         told = [(u.session_id, u.dag.epoch) for u in peer.layouts()]
         assert len(told) == 6
@@ -248,3 +251,55 @@ async def test_names_that_topics_may_not_have(node: Node) -> None:
     assert only(peer).error == pb.InvalidTopicName
     await peer.watch("topic://public/default/a/b")
     assert only(peer).resolved_topic_name == "topic://public/default/a/b"
+
+
+async def test_close_in_the_same_read_closes_the_session(node: Node) -> None:
+    """Both commands are served in one turn of the loop, before any task of the first one runs."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    peer = node.peer()
+    lookup = pb.CommandScalableTopicLookup(session_id=1, topic=str(TOPIC))
+    close = pb.CommandScalableTopicClose(session_id=1)
+    commands = (
+        pb.BaseCommand(type=pb.BaseCommand.SCALABLE_TOPIC_LOOKUP, scalable_topic_lookup=lookup),
+        pb.BaseCommand(type=pb.BaseCommand.SCALABLE_TOPIC_CLOSE, scalable_topic_close=close),
+    )
+    works = [HANDLERS[each.type](peer.as_connection(), each, None) for each in commands]
+    await asyncio.gather(*(asyncio.ensure_future(work) for work in works if work is not None))
+    assert node.scalable.sessions.count(TOPIC) == 0
+
+
+async def test_layout_is_encoded_once_for_all_sessions(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[pb.ScalableTopicDAG] = []
+    encoded: list[pb.ScalableTopicDAG] = []
+    encode_layout = answers.encode_layout
+
+    def counted(*arguments: object, **options: object) -> pb.ScalableTopicDAG:
+        made.append(dag_of(*arguments, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    def counting(dag: pb.ScalableTopicDAG, resolved: TopicName) -> bytes:
+        encoded.append(dag)
+        return encode_layout(dag, resolved)
+
+    monkeypatch.setattr("broker.scalable.watch.dag_of", counted)
+    monkeypatch.setattr(answers, "encode_layout", counting)
+    peers = [topic.peer() for _ in range(20)]
+    for peer in peers:
+        await peer.watch()
+    assert (len(made), len(encoded)) == (1, 1)
+    await topic.scalable.split(TOPIC, 0)
+    assert (len(made), len(encoded)) == (2, 2)
+    for peer in peers:
+        assert [each.dag.epoch for each in peer.layouts()] == [0, 1]
+
+
+async def test_each_form_of_an_address_gets_every_layout(topic: Node) -> None:
+    plain, secure = topic.peer(), topic.peer()
+    secure.tls = True
+    for peer in (plain, secure):
+        await peer.watch()
+    await topic.scalable.split(TOPIC, 0)
+    for peer in (plain, secure):
+        assert [each.dag.epoch for each in peer.layouts()] == [0, 1]

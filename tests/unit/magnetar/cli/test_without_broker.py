@@ -21,7 +21,7 @@ def without_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def of_library(*, group: str, name: str = "") -> EntryPoints:
         found = entry_points(group=group)
-        kept = [each for each in found if each.value != "magnetar_broker:register"]
+        kept = [each for each in found if each.module != "magnetar_broker"]
         return EntryPoints(each for each in kept if name in ("", each.name))
 
     with monkeypatch.context() as patch:

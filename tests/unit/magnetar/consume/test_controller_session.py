@@ -6,10 +6,9 @@ import pytest
 
 from magnetar.consume.assignments import Assignment
 from magnetar.consume.ordered_segments import ControllerSession, supports_unsubscribe
-from magnetar.errors import MagnetarError, NotAllowed, NotSupported, error_of
+from magnetar.errors import MagnetarError, NotAllowed, error_of
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.server_error import ServerError
-from magnetar.wire.attachment import AttachmentState
 from magnetar.wire.connection import PeerKind
 from tests.unit.magnetar.layout.fakes import (
     WAIT_S,
@@ -166,21 +165,6 @@ async def test_a_refusal_for_good_fails_the_opening() -> None:
     controller.refuse(NotAllowed("Another kind of consumer is there."))
     with pytest.raises(NotAllowed):
         await opening.task
-
-
-async def test_a_shared_segment_is_refused_with_the_next_step() -> None:
-    pool = FakePool()
-    controller, opening = Controller(pool), Opening(pool)
-    await controller.registration()
-    controller.answer(assignment(1))
-    await opening.task
-    shared = assignment(1)
-    shared.segments[0].bucket_ranges.add(start=0, end=0xFFFF)
-    controller.push(shared)
-    assert isinstance(await asyncio.wait_for(opening.failures.get(), WAIT_S), NotSupported)
-    assert opening.session.state is AttachmentState.FAILED
-    assert opening.told == [{1}]
-    await opening.session.close()
 
 
 @pytest.mark.parametrize("version", ["Pulsar Server5.0.0-M1", "Pulsar Server5.0.0-M1-SNAPSHOT"])

@@ -12,7 +12,7 @@ from magnetar.consume.message import Entry, RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import DeadLetterPolicy
 from magnetar.context import ClientContext
-from magnetar.errors import BrokerFailed
+from magnetar.errors import AuthorizationFailed, BrokerFailed
 from magnetar.message_id import EntryId, MessageId
 from magnetar.produce.producer import Producer
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
@@ -148,6 +148,23 @@ async def test_a_producer_that_does_not_open_is_tried_again_for_the_next(setting
     await turns()
     assert setting.segment.acknowledged == [EntryId(1, 0)]
     assert setting.producer.opened == 2
+
+
+async def test_producer_without_permission_is_opened_again_for_the_next(setting: Setting) -> None:
+    """A grant may come back while the consumer lives; a producer that lost it does not."""
+    lost, producer = setting.producer, Letters()
+    setting.letters.take(setting.messages(2))
+    await turns()
+    setting.producer = producer
+    lost.stored.set_exception(AuthorizationFailed("Its role lacks a permission; ask for a grant."))
+    await turns()
+    assert (len(setting.segment.again), lost.closed, producer.opened) == (2, 1, 0)
+    producer.stored.set_result(None)
+    setting.letters.take(setting.messages(1))
+    await turns()
+    assert (len(setting.segment.acknowledged), producer.opened) == (1, 1)
+    await setting.letters.close()
+    assert (lost.closed, producer.closed) == (1, 1)
 
 
 async def test_dead_letters_beyond_the_bound_come_again(setting: Setting) -> None:

@@ -5,7 +5,13 @@ import asyncio
 import pytest
 
 from magnetar.bounds import REFUSALS_IN_A_ROW
-from magnetar.errors import MagnetarError, NotSupported, OperationTimedOut, TopicNotFound
+from magnetar.errors import (
+    AuthorizationFailed,
+    MagnetarError,
+    NotSupported,
+    OperationTimedOut,
+    TopicNotFound,
+)
 from magnetar.layout import Layout
 from magnetar.layout_watch import LayoutWatch
 from magnetar.protocol import pulsar_pb2 as pb
@@ -211,6 +217,18 @@ async def test_a_deleted_topic_ends_it_after_some_refusals(monkeypatch: pytest.M
     assert isinstance(await asyncio.wait_for(failures.get(), WAIT_S), TopicNotFound)
     assert watch.state is AttachmentState.FAILED
     assert watch.layout.epoch == 0
+    await watch.close()
+
+
+async def test_a_withdrawn_permission_ends_it_at_once() -> None:
+    pool = FakePool()
+    watch, session_id = await opened(pool)
+    failures: asyncio.Queue[MagnetarError] = asyncio.Queue()
+    watch.on_failure(failures.put_nowait)
+    lost, pool.connection = pool.connection, FakeConnection()
+    lost.lose()
+    await reattached(pool, layout_refusal(session_id, pb.AuthorizationError))
+    assert isinstance(await asyncio.wait_for(failures.get(), WAIT_S), AuthorizationFailed)
     await watch.close()
 
 

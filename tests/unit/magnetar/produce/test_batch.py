@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,10 +83,11 @@ def test_batch_with_user_sequence_ids_ends_where_the_bucket_changes() -> None:
     assert cut(queue, outgoing()) == [[15]]
 
 
-def test_batch_does_not_mix_resent_and_new_sequence_ids() -> None:
-    queue = Queue(LIMITS)
+@pytest.mark.parametrize("splits", [(), (100,)])
+def test_message_that_may_be_stored_is_sent_alone(splits: tuple[int, ...]) -> None:
+    queue = Queue(LIMITS, splits)
     queue.known = 5
-    assert cut(queue, *(outgoing(sequence_id=n) for n in (4, 5, 6, 7))) == [[4, 5], [6, 7]]
+    assert cut(queue, *(outgoing(sequence_id=n) for n in (4, 5, 6, 7))) == [[4], [5], [6, 7]]
 
 
 def test_nothing_overtakes_what_waits_for_its_transaction() -> None:

@@ -66,6 +66,20 @@ def test_a_merge_holds_until_both_parents_are_drained() -> None:
     assert ids(router.take_released()) == [(3, held)]
 
 
+def test_messages_of_two_parents_are_sent_in_the_order_of_the_program() -> None:
+    """Sequence ids of the program rise only so, and a broker that deduplicates drops others."""
+    router = SegmentRouter(HALVES)
+    messages = [outgoing(key=LOW if number % 2 else HIGH) for number in range(6)]
+    for number, message in enumerate(messages):
+        message.place = number
+    assert [placed_at(router, message) for message in messages[:4]] == [2, 1, 2, 1]
+    router.change_layout(MERGED)
+    assert [placed_at(router, message) for message in messages[4:]] == [None, None]
+    router.drained(1, [messages[1], messages[3]])
+    router.drained(2, [messages[0], messages[2]])
+    assert ids(router.take_released()) == [(3, message) for message in messages]
+
+
 def test_a_segment_that_is_sealed_before_it_took_passes_its_messages_on() -> None:
     router = SegmentRouter(WHOLE)
     router.change_layout(HALVES)

@@ -368,7 +368,10 @@ class _Reader:
         life.read = max([life.read, *(number for number, _, _ in found)])
         return [
             SimpleNamespace(
-                key=key, value=value, id=SimpleNamespace(entry=SimpleNamespace(key=(0, number)))
+                key=key,
+                value=value,
+                id=SimpleNamespace(entry=SimpleNamespace(key=(0, number))),
+                publish_time_ms=0,
             )
             for number, key, value in found
         ]

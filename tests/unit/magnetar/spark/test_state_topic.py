@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,6 +16,7 @@ from magnetar.spark.key_log import Entry, EntryKind, KeyState, MessageRef, diges
 from magnetar.spark.plain_groups import open_state
 from magnetar.spark.state_topic import APPEND_TRIES, READ_S, KeyLog, ReadSoFar
 from tests.simulation.loop import SimulatedLoop
+from txn.header import not_found_text
 
 
 def log_of(
@@ -53,6 +55,61 @@ def test_transaction_of_another_role_is_not_taken_for_ended() -> None:
     log = log_of(known, SimpleNamespace(end_transaction=end_transaction))
     with pytest.raises(StateUnreadable, match="another role"):
         asyncio.run(log.read_up_to(MessageRef((0, 1), "")))
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "age_s", "ended"),
+    [
+        (60_000, 300, False),
+        (60_000, 900, True),
+        (3_600_000, 900, False),
+        (None, 900, False),
+        (None, 25 * 3600, True),
+    ],
+)
+def test_transaction_that_is_not_found_counts_as_ended_long_after_its_deadline(
+    timeout_ms: int | None, age_s: int, ended: bool
+) -> None:
+    """Brokers do not tell whether another role has it open, or it ended long ago."""
+    txn, intent_ms = TxnId(1, 2), int(time.time() - age_s) * 1000
+    entries = [
+        Entry(EntryKind.OPEN, "a"),
+        Entry(EntryKind.INTENT, "driver", 0, txn, timeout_ms=timeout_ms),
+        Entry(EntryKind.OPEN, "b"),
+        Entry(EntryKind.MARK, "b"),
+    ]
+    messages = [
+        SimpleNamespace(
+            key="k",
+            value=text_of(entry).encode(),
+            id=SimpleNamespace(entry=SimpleNamespace(key=(0, number))),
+            publish_time_ms=intent_ms,
+        )
+        for number, entry in enumerate(entries)
+    ]
+
+    async def end_transaction(id: TxnId, *, commit: bool) -> None:
+        raise TransactionNotFound(not_found_text(id))
+
+    async def receive_batch(most: int, timeout_s: float) -> list[object]:
+        found, messages[:] = messages[:3], messages[3:]
+        return list(found)
+
+    async def send(value: bytes, *, key: str) -> object:
+        return SimpleNamespace(entry=SimpleNamespace(key=(0, 3)))
+
+    log = log_of(
+        ReadSoFar(),
+        SimpleNamespace(end_transaction=end_transaction),
+        SimpleNamespace(receive_batch=receive_batch),
+        SimpleNamespace(send=send),
+    )
+    reading = log.read_up_to(MessageRef((0, 2), ""))
+    if ended:
+        assert asyncio.run(reading).epoch == 1
+    else:
+        with pytest.raises(StateUnreadable, match="another role"):
+            asyncio.run(reading)
 
 
 def test_long_log_is_read_as_long_as_entries_arrive() -> None:

@@ -26,6 +26,7 @@ from magnetar.settings import ClientSettings
 from magnetar.wire.attachment import is_retriable
 from magnetar.wire.connection import PeerKind
 from magnetar.wire.pool import ConnectionPool
+from tests.support.authority import Authority
 from tests.support.certificates import make_certificate
 from tests.support.child_process import free_port
 from tests.support.waiting import until
@@ -421,6 +422,34 @@ class TestTls:
                 await pool.any()
             assert "()" not in str(refused.value), "it says what happened"
             await pool.close()
+
+
+async def test_cve_2022_33681_a_server_with_another_name_gets_no_credentials(
+    tmp_path: Path,
+) -> None:
+    received: list[bytes] = []
+
+    async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read(1 << 16))
+        writer.close()
+
+    authority = Authority(tmp_path)
+    for name, address in (("other", "192.0.2.1"), ("right", "127.0.0.1")):
+        shown = authority.issue(name, addresses=(address,))
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(shown.chain, shown.key)
+        server = await asyncio.start_server(keep, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        settings = ClientSettings(token="its-token", tls_trust_file=authority.chain)
+        pool = pool_of(f"pulsar+ssl://127.0.0.1:{port}", settings)
+        with pytest.raises(ConnectionLost):
+            await pool.any()
+        await pool.close()
+        server.close()
+        await server.wait_closed()
+        sent = b"".join(received)
+        assert (b"its-token" in sent) is (name == "right")
+        assert bool(sent) is (name == "right"), "nothing at all is sent to another name"
 
 
 @asynccontextmanager

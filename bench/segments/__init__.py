@@ -1,0 +1,1 @@
+"""The costs of a scalable topic with many segments, and of many topics at rest."""

@@ -2,35 +2,44 @@
 
 One table, `TABLE`: methods, path, and who may ask.  `produce`, `consume` and `lookup` (either of
 the two) are asked on the topic in the path, or else on its namespace; `consume` by the subscription
-in the path, if there is one.  An application with a route that has no rule is not built.
+in the path, if there is one.  Every role may look up the name of v4 coordinators.  `own` admits
+every role: each sees and changes what it owns itself, and of anything else it gets the answer for
+what does not exist; superusers see and change everything.  For `/metrics` the setting
+`metrics_access` may ask more than the table.  An application with a route that has no rule is not
+built.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import hdrs, web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError
+from broker.admin.rest import Handler, RestError, status_of_failure
 from broker.policies.authorizer import (
     DENIALS_SHOWN,
     DENIED,
     DENIED_IN_DRY_RUN,
+    AccessDenied,
     access_denied,
     described,
 )
+from broker.topics.reserved_names import names_coordinators
 from magnetar.protocol.names import NamespaceName, TopicDomain, parse_topic_name
-from security import audit
 from security.access import Access, Need, on_namespace, on_tenant, on_topic
 from security.identity import Principal
 
 PRINCIPAL: Final = web.RequestKey("principal", Principal)
 """For whom a request acts; not there without authentication."""
+_PERMITTED: Final = web.RequestKey("permitted", list[str])
+"""The accesses that a request was allowed, in words."""
 
 _NEEDS: Final[Mapping[str, Need]] = {
     "anybody": Need.NOTHING,
     "any-role": Need.AUTHENTICATED,
+    "own": Need.AUTHENTICATED,
     "superuser": Need.SUPERUSER,
     "tenant-admin": Need.TENANT_ADMIN,
     "produce": Need.PRODUCE,
@@ -38,8 +47,12 @@ _NEEDS: Final[Mapping[str, Need]] = {
     "lookup": Need.LOOKUP,
 }
 
+_EVERYTHING: Final = Access(Need.SUPERUSER)
+_METRICS: Final = (hdrs.METH_GET, "/metrics")
+
 TABLE: Final = """
 GET                  /metrics                                                            anybody
+GET                  /status.html                                                        anybody
 GET                  /admin/v2                                                           any-role
 
 GET                  /admin/v2/brokers/ready                                             anybody
@@ -71,9 +84,20 @@ GET POST DELETE      /admin/v2/namespaces/{tenant}/{namespace}/scalableTopicAuto
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/retention                 tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/deduplication             tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/autoTopicCreation         tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/compactionThreshold       tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/offloadDeletionLagMs      tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/offloadThreshold          tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/scalableTopicConsumerSessionGracePeriod tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/schemaCompatibilityStrategy tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/autoSubscriptionCreation  tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxProducersPerTopic      tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxConsumersPerTopic      tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxConsumersPerSubscription tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxSubscriptionsPerTopic  tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxUnackedMessagesPerConsumer tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxUnackedMessagesPerSubscription tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscriptionTypesEnabled  tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/messageTTL                tenant-admin
 GET                  /admin/v2/namespaces/{tenant}/{namespace}/permissions               tenant-admin
 POST DELETE          /admin/v2/namespaces/{tenant}/{namespace}/permissions/{role}        tenant-admin
 GET                  /admin/v2/namespaces/{tenant}/{namespace}/permissions/subscription  tenant-admin
@@ -99,6 +123,20 @@ POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/terminate
 PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/unload            tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/properties        lookup
 PUT DELETE           /admin/v2/persistent/{tenant}/{namespace}/{topic}/properties        tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/retention           tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/deduplicationEnabled tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/autoSubscriptionCreation tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxProducers        tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxConsumers        tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxConsumersPerSubscription tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxSubscriptionsPerTopic tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxUnackedMessagesOnConsumer tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxUnackedMessagesOnSubscription tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxMessageSize      tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptionTypesEnabled tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/messageTTL          tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/compactionThreshold tenant-admin
+GET PUT              /admin/v2/persistent/{tenant}/{namespace}/{topic}/compaction        tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/offload           tenant-admin
 PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/offload           superuser
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/offload/manifest  tenant-admin
@@ -108,6 +146,9 @@ POST DELETE          /admin/v2/persistent/{tenant}/{namespace}/{topic}/permissio
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptions     consume
 PUT DELETE           /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription} consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip_all consume
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages consume
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages/{seconds} consume
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/all_subscription/expireMessages/{seconds} tenant-admin
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/resetcursor consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/resetcursor/{timestamp} consume
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/position/{position} consume
@@ -116,9 +157,12 @@ GET                  /admin/v2/scalable/{tenant}/{namespace}                    
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}                     lookup
 PUT DELETE           /admin/v2/scalable/{tenant}/{namespace}/{topic}                     tenant-admin
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/stats               lookup
+GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/segments/{segment}/stats lookup
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/history             lookup
+POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/migrate             superuser
 POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/split/{segment}     superuser
-POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/merge/{first}/{second} superuser
+POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/merge/{segments}     superuser
+POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/rebucket/{segment}  superuser
 PUT                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/offload             superuser
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/offload/manifest    tenant-admin
 POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/offload/dropHot     superuser
@@ -128,7 +172,9 @@ GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptio
 PUT DELETE           /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription} consume
 POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription}/seek consume
 POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription}/skip-all consume
+GET POST PUT DELETE  /admin/v2/scalable/{tenant}/{namespace}/{topic}/consumerSessionGracePeriod tenant-admin
 GET POST DELETE      /admin/v2/scalable/{tenant}/{namespace}/{topic}/autoScalePolicy     tenant-admin
+GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/scaling             lookup
 
 GET                  /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema               lookup
 POST                 /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema               produce
@@ -150,18 +196,27 @@ GET                  /admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor
 POST                 /admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}/subscription/{subscription}/seek superuser
 POST                 /admin/v2/segments/{tenant}/{namespace}/{topic}/{descriptor}/subscription/{subscription}/skip-all superuser
 
-GET DELETE           /admin/v2/transactions/transaction-keys                             superuser
-GET DELETE           /admin/v2/transactions/transaction-keys/{key}                       superuser
+GET DELETE           /admin/v2/transactions/transaction-keys                             own
+GET DELETE           /admin/v2/transactions/transaction-keys/{key}                       own
 GET                  /admin/v3/transactions/headers/{state}                              superuser
 GET                  /admin/v3/transactions/records/{domain}/{tenant}/{namespace}/{topic} superuser
 GET                  /admin/v3/transactions/coordinators                                 superuser
 GET                  /admin/v3/transactions/coordinatorStats                             superuser
-GET                  /admin/v3/transactions/slowTransactions/{timeout}                   superuser
-GET                  /admin/v3/transactions/transactionMetadata/{most}/{least}           superuser
-POST                 /admin/v3/transactions/abortTransaction/{most}/{least}              superuser
-GET                  /admin/v3/transactions/open                                         superuser
-GET                  /admin/v3/transactions/transaction/{most}/{least}                   superuser
-POST                 /admin/v3/transactions/end/{most}/{least}                           superuser
+GET                  /admin/v3/transactions/coordinatorInternalStats/{coordinator}           superuser
+POST                 /admin/v3/transactions/transactionCoordinator/replicas                 superuser
+GET                  /admin/v3/transactions/transactionBufferStats/{tenant}/{namespace}/{topic} tenant-admin
+GET                  /admin/v3/transactions/transactionInBufferStats/{tenant}/{namespace}/{topic}/{most}/{least} tenant-admin
+GET                  /admin/v3/transactions/transactionBufferInternalStats/{tenant}/{namespace}/{topic} tenant-admin
+GET                  /admin/v3/transactions/pendingAckStats/{tenant}/{namespace}/{topic}/{subscription} tenant-admin
+GET                  /admin/v3/transactions/transactionInPendingAckStats/{tenant}/{namespace}/{topic}/{subscription}/{most}/{least} tenant-admin
+GET                  /admin/v3/transactions/positionStatsInPendingAck/{tenant}/{namespace}/{topic}/{subscription}/{ledger}/{entry} tenant-admin
+GET                  /admin/v3/transactions/pendingAckInternalStats/{tenant}/{namespace}/{topic}/{subscription} tenant-admin
+GET                  /admin/v3/transactions/slowTransactions/{timeout}                   own
+GET                  /admin/v3/transactions/transactionMetadata/{most}/{least}           own
+POST                 /admin/v3/transactions/abortTransaction/{most}/{least}              own
+GET                  /admin/v3/transactions/open                                         own
+GET                  /admin/v3/transactions/transaction/{most}/{least}                   own
+POST                 /admin/v3/transactions/end/{most}/{least}                           own
 GET                  /admin/v3/transactions/why/{domain}/{tenant}/{namespace}/{topic}    lookup
 
 GET                  /lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}              lookup
@@ -220,9 +275,7 @@ class AccessCheck:
         self._rules = rules()
 
     @web.middleware
-    async def check(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse a request that its role may not make: 401 without a role, else 403."""
         broker = request.app[BROKER]
         if broker.authenticator is None and broker.authorizer is None:
@@ -231,22 +284,28 @@ class AccessCheck:
         if not _roles(request) and questions[0].need is not Need.NOTHING:
             # With a dry run too: it is about what roles may do, not about who is there.
             raise NotAuthenticated
-        if broker.authorizer is not None:
-            await require_access(request, questions)
-        return await handler(request)
+        if broker.authorizer is None:
+            return await handler(request)
+        await require_access(request, questions)
+        if request.method in (hdrs.METH_GET, hdrs.METH_HEAD):
+            return await handler(request)
+        return await _audited(request, handler)
 
     def _questions(self, request: web.Request) -> Sequence[Access]:
         resource = request.match_info.route.resource
         method = request.method if request.method != hdrs.METH_HEAD else hdrs.METH_GET
-        need = None if resource is None else self._rules.get((method, _path(resource)))
+        route = method, "" if resource is None else _path(resource)
+        need = self._rules.get(route)
         if need is None:
-            # There is no such path: only who has a role is told so.
+            # There is no such path: only clients with a role learn that.
             return (Access(Need.AUTHENTICATED),)
+        if route == _METRICS:
+            need = _NEEDS[request.app[BROKER].settings.metrics_access]
         return (question_of(need, request.match_info),)
 
 
 async def require_access(request: web.Request, questions: Sequence[Access]) -> None:
-    """Raise `AccessDenied` unless the request may have all these accesses; audit it.
+    """Raise `AccessDenied` unless the request may have all these accesses; audit a denial.
 
     With a dry run nothing is refused, and what would be is in the log.
     """
@@ -254,19 +313,79 @@ async def require_access(request: web.Request, questions: Sequence[Access]) -> N
     if broker.authorizer is None:
         return
     roles = _roles(request)
-    asked: dict[str, object] = {
-        "operation": f"{request.method} {request.path}",
-        "access": [described(each) for each in questions[:DENIALS_SHOWN]],
-    }
+    access = [described(each) for each in questions[:DENIALS_SHOWN]]
     if await broker.authorizer.decide(roles, questions):
-        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-            audit.permitted("changed_by_request", roles, request.remote, **asked)
+        request.setdefault(_PERMITTED, []).extend(access)
         return
     dry_run = broker.settings.authorization == "dry_run"
     event = DENIED_IN_DRY_RUN if dry_run else DENIED
-    audit.denied(event, roles, request.remote, dry_run=dry_run, **asked)
+    broker.audit.denied(
+        event,
+        roles,
+        request.remote,
+        dry_run=dry_run,
+        operation=_operation(request),
+        access=access,
+    )
     if not dry_run:
         raise access_denied(questions)
+
+
+async def visible_owner(request: web.Request, everything: Access = _EVERYTHING) -> str | None:
+    """The role to which a request is limited: it sees and changes only what this role owns.
+
+    None: it is not limited, because it has the access `everything`, or because authorization is off
+    or a dry run.  A dry run logs that the request would be limited.
+    """
+    broker = request.app[BROKER]
+    principal: Principal | None = request.get(PRINCIPAL)
+    if broker.authorizer is None or principal is None:
+        return None
+    if await broker.authorizer.decide(principal.roles, (everything,)):
+        return None
+    if broker.settings.authorization != "dry_run":
+        return principal.role
+    broker.audit.denied(
+        DENIED_IN_DRY_RUN,
+        principal.roles,
+        request.remote,
+        dry_run=True,
+        operation=_operation(request),
+        access=[described(everything)],
+    )
+    return None
+
+
+async def _audited(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Serve a request that may change something, and log how it ended."""
+
+    def log_outcome(outcome: int | str) -> None:
+        if permitted := request.get(_PERMITTED):  # Else a dry run has logged what it lacks.
+            request.app[BROKER].audit.permitted(
+                "changed_by_request",
+                _roles(request),
+                request.remote,
+                operation=_operation(request),
+                access=permitted[:DENIALS_SHOWN],
+                outcome=outcome,
+            )
+
+    try:
+        response = await handler(request)
+    except AccessDenied:
+        raise  # It is in the log already.
+    except (asyncio.CancelledError, ConnectionResetError):
+        log_outcome("no answer")  # The client has gone, or the broker stops.
+        raise
+    except Exception as error:
+        log_outcome(int(status_of_failure(error)))
+        raise
+    log_outcome(response.status)
+    return response
+
+
+def _operation(request: web.Request) -> str:
+    return f"{request.method} {request.path}"
 
 
 def _roles(request: web.Request) -> Sequence[str]:
@@ -286,4 +405,8 @@ def question_of(need: Need, path: Mapping[str, str]) -> Access:
     if "topic" not in path:
         return on_namespace(need, namespace, subscription)
     domain = path.get("domain", TopicDomain.TOPIC.value)
-    return on_topic(need, parse_topic_name(f"{domain}://{namespace}/{path['topic']}"), subscription)
+    topic = parse_topic_name(f"{domain}://{namespace}/{path['topic']}")
+    if need is Need.LOOKUP and names_coordinators(topic):
+        # Every role may use transactions, and v4 clients find their coordinators by this name.
+        return Access(Need.AUTHENTICATED)
+    return on_topic(need, topic, subscription)

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from broker.admin import (
+    auto_scale,
     brokers,
     clusters,
+    compaction,
     ledgers,
     lookup,
     namespaces,
@@ -22,8 +24,10 @@ from broker.admin import (
     segments,
     subscriptions,
     tenants,
+    topic_policies,
     transaction_keys,
     transaction_records,
+    transaction_stats,
     transactions,
 )
 from broker.admin.access import AccessCheck, require_rules
@@ -31,10 +35,10 @@ from broker.admin.authentication import authenticate
 from broker.admin.http_connections import HttpConnections
 from broker.admin.keys import BROKER, METRICS
 from broker.admin.request_checks import add_safe_headers, check_requests, count_requests
+from broker.admin.request_log import request_logger
 from broker.admin.rest import MAX_BODY_BYTES, errors_as_json
 from broker.app.service import Broker
 from broker.metrics.page import MetricsPage
-from broker.topics.rates import RateSampler
 from broker.wire.listening import (
     CannotListen,
     PortSetting,
@@ -42,7 +46,7 @@ from broker.wire.listening import (
     explaining_listen_errors,
     http_ports,
 )
-from broker.wire.tls_stream import TlsStream
+from broker.wire.tls_stream import TlsStream, new_read_buffer
 from config.bounds import HTTP_BACKLOG, HTTP_IDLE_S, HTTP_LINGER_S, METRICS_WRITE_BYTES
 
 SHUTDOWN_TIMEOUT_S = 2
@@ -70,6 +74,7 @@ def build_app(broker: Broker) -> web.Application:
     for resource in (
         brokers,
         clusters,
+        compaction,
         ledgers,
         lookup,
         namespaces,
@@ -80,12 +85,15 @@ def build_app(broker: Broker) -> web.Application:
         persistent,
         properties,
         scalable,
+        auto_scale,
+        topic_policies,
         schemas,
         segments,
         subscriptions,
         tenants,
         transaction_keys,
         transaction_records,
+        transaction_stats,
         transactions,
     ):
         app.add_routes(resource.routes())
@@ -96,6 +104,7 @@ def build_app(broker: Broker) -> web.Application:
         add_channel(app, broker, SHUTDOWN_TIMEOUT_S)
     app.router.add_get(INDEX, index)
     app.router.add_get("/metrics", metrics)
+    app.router.add_get("/status.html", status)
     require_rules(app.router)
     _serve_slash_at_end(app.router)
     return app
@@ -126,14 +135,21 @@ async def index(request: web.Request) -> web.Response:
     return web.json_response({path: sorted(methods[path]) for path in sorted(methods)})
 
 
+async def status(request: web.Request) -> web.Response:
+    """GET: `OK` while the broker's event loop answers, whatever its stores do."""
+    return web.Response(text="OK")
+
+
 async def metrics(request: web.Request) -> web.StreamResponse:
     """GET: Prometheus text."""
     page = memoryview(await metrics_body(request))
     response = web.StreamResponse(headers={"Content-Type": METRICS_TYPE})
     response.content_length = len(page)
     await response.prepare(request)
+    # HEAD gets no body: the client would take it for the beginning of the next answer.
+    size = 0 if request.method == hdrs.METH_HEAD else len(page)
     # In parts, so that slow peers share one page, and none has a copy in its buffer.
-    for first in range(0, len(page), METRICS_WRITE_BYTES):
+    for first in range(0, size, METRICS_WRITE_BYTES):
         await response.write(page[first : first + METRICS_WRITE_BYTES])
     await response.write_eof()
     return response
@@ -151,7 +167,6 @@ class AdminServer:
         self._broker = broker
         self._runner: web.AppRunner | None = None
         self._servers: list[asyncio.Server] = []
-        self._rates: RateSampler | None = None
         self.connections = HttpConnections(broker.descriptors.http)
         self.port = 0
         """The plain port in use; 0 without."""
@@ -163,6 +178,7 @@ class AdminServer:
         runner = web.AppRunner(
             build_app(self._broker),
             access_log=None,
+            logger=request_logger(),
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             keepalive_timeout=HTTP_IDLE_S,
             lingering_time=HTTP_LINGER_S,
@@ -178,10 +194,8 @@ class AdminServer:
                 self.port_tls = await self._listen(setting, self._with_tls(make))
         self._broker.placement.listening(http_port=self.port)
         self._broker.placement.listening_tls(http_port=self.port_tls)
-        self._rates = RateSampler(self._broker.topics.loaded, asyncio.get_running_loop().time)
-        self._rates.start()
 
-    async def _listen(self, setting: PortSetting, make: Callable[[], asyncio.Protocol]) -> int:
+    async def _listen(self, setting: PortSetting, make: Callable[[], asyncio.BaseProtocol]) -> int:
         """Accept connections on a port, and return its number.  Raises `CannotListen`."""
         settings = self._broker.settings
         address = (settings.bind_host, http_ports(settings)[setting], setting)
@@ -199,18 +213,15 @@ class AdminServer:
         port: int = listening.getsockname()[1]
         return port
 
-    def _with_tls(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+    def _with_tls(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.BaseProtocol]:
         tls, handshakes = self._broker.server_tls, self.connections.handshakes
-        memory = self._broker.peer_memory
+        memory, read_buffer = self._broker.peer_memory, new_read_buffer()
         self._broker.handshakes[PortSetting.HTTP_PORT_TLS] = handshakes
         assert tls is not None, "Settings has no port with TLS without a certificate."
-        return lambda: TlsStream(tls.current, make, handshakes, memory)
+        return lambda: TlsStream(tls.current, make, handshakes, memory, read_buffer)
 
     async def stop(self) -> None:
         """Stop listening, and end requests in progress."""
-        if self._rates is not None:
-            await self._rates.stop()
-            self._rates = None
         while self._servers:
             self._servers.pop().close()
         if self._runner is not None:

@@ -59,7 +59,7 @@ def challenge(authenticator: Authenticator, reason: str) -> web.Response:
 async def _principal(request: web.Request, authenticator: Authenticator) -> Principal | None:
     address = request.remote or ""
     credentials = credentials_of(request)
-    original = request.headers.get(ORIGINAL_PRINCIPAL)
+    original = _original_principal(request)
     if credentials is None:
         if original is not None:
             raise CredentialsRefused(
@@ -70,6 +70,17 @@ async def _principal(request: web.Request, authenticator: Authenticator) -> Prin
     identity = await authenticator.authenticate(credentials, address=address)
     client = None if original is None else OriginalClient(original)
     return await authenticator.principal_of(identity, client, address=address)
+
+
+def _original_principal(request: web.Request) -> str | None:
+    """The client that a proxy names.  Raises `CredentialsRefused` if there are several."""
+    named = request.headers.getall(ORIGINAL_PRINCIPAL, [])
+    if len(named) > 1:
+        # A proxy may pass on the header that its client sent, and add its own.
+        raise CredentialsRefused(
+            Refusal.INVALID_ROLES, f"The header {ORIGINAL_PRINCIPAL} comes twice."
+        )
+    return named[0] if named else None
 
 
 def credentials_of(request: web.Request) -> Credentials | None:

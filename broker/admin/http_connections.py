@@ -3,25 +3,32 @@
 aiohttp times neither the head of a request nor a peer that leaves its answer unread, and takes any
 number of connections.  `HttpConnection` stands between the transport and aiohttp's own protocol:
 it passes everything on, and closes the connection when a time is over.
+
+It also frees requests that aiohttp cannot read, and keeps their bytes out of the log.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from broker.admin.request_log import drop_frames
 from broker.wire.tls_handshakes import Handshakes
 from config.bounds import HTTP_CHECK_S, HTTP_HEAD_S, HTTP_WRITE_S
+
+UNREADABLE: Final = "The request cannot be read."
 
 
 class HttpConnections:
     """The HTTP connections of one server, at most `most` of them.
 
-    A connection waits while none of its requests is in progress.  A newcomer above the bound
-    replaces the one that has waited longest, so that half-sent requests do not lock out others;
-    while all have requests in progress the newcomer is closed.  TLS handshakes count too: one that
-    waits for its peer is replaced before any connection is.
+    A connection waits while it serves no whole request: of a role, if there is authentication.  A
+    newcomer above the bound replaces the one that has waited longest, so that neither half-sent
+    requests nor wrong credentials lock out others; while all are serving the newcomer is closed.
+    TLS handshakes count too: one that waits for its peer is replaced before any connection is.
     """
 
     def __init__(self, most: int) -> None:
@@ -114,6 +121,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_since: float | None = None
         self._unread_since: float | None = None
         self._refused = False
+        self._unreadable = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Pass the connection on, or close it above the bound."""
@@ -128,11 +136,13 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on; the first ones outside of a request begin the next head."""
-        if self._refused:
+        if self._refused or self._unreadable:
             return
         if not self._requests and self._head_since is None:
             self._head_since = asyncio.get_running_loop().time()
         self._protocol.data_received(data)
+        # With every further part aiohttp would fail again, and keep that part too.
+        self._unreadable = _clear_error(self._protocol)
 
     def eof_received(self) -> bool | None:
         """Pass the end of the peer's bytes on."""
@@ -159,6 +169,9 @@ class HttpConnection(asyncio.Protocol):
         """Note that the head of a request has come."""
         self._requests += 1
         self._head_since = None
+
+    def keep_for_request(self) -> None:
+        """Let no newcomer replace the connection before its request is answered."""
         self._connections.begin_request(self)
 
     def end_request(self) -> None:
@@ -178,6 +191,25 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _clear_error(protocol: asyncio.Protocol) -> bool:
+    """Remove received bytes from the error of a request that aiohttp could not read.
+
+    True if there is such an error.  Its text has some of the bytes too, and so perhaps a part of a
+    token or password.
+    """
+    if not isinstance(protocol, RequestHandler) or not protocol._messages:
+        return False
+    message, _ = protocol._messages[-1]
+    if not isinstance(message, _ErrInfo):
+        return False
+    error = message.exc
+    drop_frames(error)
+    if isinstance(error, HttpProcessingError):
+        error.message = UNREADABLE
+    error.args = (UNREADABLE,)
+    return True
 
 
 def connection_of(request: web.Request) -> HttpConnection | None:

@@ -19,12 +19,10 @@ def routes() -> list[web.RouteDef]:
 async def lookup(request: web.Request) -> web.Response:
     """GET `?listenerName=`: LookupData; 307 to the broker that is chosen for an unowned topic."""
     broker = request.app[BROKER]
-    placement = broker.placement
     name = topic_of(request, request.match_info["domain"])
     in_query = request.query.get("listenerName", "")
     require_listener(in_query or request.headers.get(LISTENER_HEADER, ""))
-    broker.topics.require_served(name)
-    placed = placed_for_client(placement, name, authoritative=flag(request, AUTHORITATIVE))
+    placed = placed_for_client(broker, name, authoritative=flag(request, AUTHORITATIVE))
     if not placed.connect:
         raise redirect_to(request, placed.address)
     owner = placed.address

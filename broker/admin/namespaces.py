@@ -4,8 +4,7 @@ Each policy is one member of the namespace's record, under Pulsar's own name.  G
 not set answers 204; DELETE restores the broker's setting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 from aiohttp import web
@@ -16,7 +15,6 @@ from broker.admin.rest import (
     body_of,
     conflict,
     flag,
-    is_number,
     mapping_of,
     namespace_of,
     no_content,
@@ -24,20 +22,15 @@ from broker.admin.rest import (
     shortened,
 )
 from broker.app.service import Broker
-from broker.policies.schema_compatibility import CompatibilityStrategy
-from config.bounds import MAX_PARTITIONS
+from broker.policies.json_numbers import is_number
+from broker.policies.namespaces import AUTO_SCALE_POLICY
+from broker.policies.policy_kinds import OF_NAMESPACES, UNDEFINED, PolicyKind
+from broker.scalable.auto_scale_policy import MEMBERS, InvalidAutoScalePolicy, checked_override
 from magnetar.protocol.names import NamespaceName
 
 BASE = "/admin/v2/namespaces"
 NAMESPACE = BASE + "/{tenant}/{namespace}"
-AUTO_SCALE_POLICY = NAMESPACE + "/scalableTopicAutoScalePolicy"
 TOPIC_MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
-RETENTION_MEMBERS = frozenset({"retentionTimeInMinutes", "retentionSizeInMB"})
-AUTO_CREATION_MEMBERS = frozenset({"allowAutoTopicCreation", "topicType", "defaultNumPartitions"})
-INT32_MAX = 2**31 - 1
-"""Pulsar keeps these limits in an `int`."""
-UNDEFINED = "UNDEFINED"
-"""Pulsar's name for a namespace without a strategy of its own."""
 CLUSTERS = ("replication_clusters", "allowed_clusters")
 OF_THE_BROKER = frozenset({"bundles", *CLUSTERS})
 """Members of a namespace's record that are no policies."""
@@ -55,80 +48,21 @@ DEFAULTS: Mapping[str, Sequence[object]] = {
 """Values that Pulsar's tools send by default for policies that are not served."""
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_retention(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == RETENTION_MEMBERS
-        and all(is_number(limit, -1, INT32_MAX) for limit in value.values())
-    )
-
-
-def _is_auto_creation(value: object) -> bool:
-    if not isinstance(value, dict) or not value.keys() <= AUTO_CREATION_MEMBERS:
+def _is_auto_scale(value: object) -> bool:
+    try:
+        checked_override(value)
+    except InvalidAutoScalePolicy:
         return False
-    kind, count = value.get("topicType"), value.get("defaultNumPartitions")
-    if kind == "partitioned":
-        fits = is_number(count, 1, MAX_PARTITIONS)
-    else:
-        fits = kind in (None, "non-partitioned") and count is None
-    return isinstance(value.get("allowAutoTopicCreation"), bool) and fits
+    return True
 
 
-def _is_limit(value: object) -> bool:
-    return is_number(value, -1)
-
-
-def _is_strategy(value: object) -> bool:
-    return isinstance(value, str) and value in CompatibilityStrategy.__members__
-
-
-@dataclass(frozen=True, slots=True)
-class _Policy:
-    """One policy: its path, its member in the record, its valid values."""
-
-    path: str
-    member: str
-    valid: Callable[[object], bool]
-    wanted: str
-    unset: tuple[object, ...] = ()
-    """Values that mean the broker's setting when they come with a new namespace."""
-
-
-POLICIES = (
-    _Policy(
-        "retention",
-        "retention_policies",
-        _is_retention,
-        f"retentionTimeInMinutes and retentionSizeInMB, each from -1 to {INT32_MAX}",
-    ),
-    _Policy("deduplication", "deduplicationEnabled", _is_flag, "true or false"),
-    _Policy(
-        "autoTopicCreation",
-        "autoTopicCreationOverride",
-        _is_auto_creation,
-        "an object with allowAutoTopicCreation true or false, topicType partitioned or "
-        f"non-partitioned, and defaultNumPartitions of 1 to {MAX_PARTITIONS} if it is partitioned",
-    ),
-    _Policy(
-        "offloadDeletionLagMs",
-        "offload_deletion_lag_ms",
-        _is_limit,
-        "a number of milliseconds, or -1",
-    ),
-    _Policy("offloadThreshold", "offload_threshold", _is_limit, "a number of bytes, or -1", (-1,)),
-    _Policy(
-        "schemaCompatibilityStrategy",
-        "schema_compatibility_strategy",
-        _is_strategy,
-        "one of " + ", ".join(CompatibilityStrategy.__members__),
-        ("", UNDEFINED),
-    ),
+_AUTO_SCALE = PolicyKind(
+    None, AUTO_SCALE_POLICY, _is_auto_scale, f"members of {', '.join(MEMBERS)}"
 )
-SERVED: Mapping[str, _Policy] = {policy.member: policy for policy in POLICIES}
+"""It has routes of its own, in `auto_scale`, as it has to fit the broker's policy."""
+SERVED: Mapping[str, PolicyKind] = {
+    kind.member: kind for kind in (*OF_NAMESPACES.values(), _AUTO_SCALE)
+}
 
 
 def routes() -> list[web.RouteDef]:
@@ -141,13 +75,10 @@ def routes() -> list[web.RouteDef]:
         web.get(NAMESPACE + "/topics", topics),
         web.get(NAMESPACE + "/bundles", bundles),
         web.put(NAMESPACE + "/unload", unload),
-        web.get(AUTO_SCALE_POLICY, auto_scale_policy),
-        web.post(AUTO_SCALE_POLICY, refuse_auto_scale),
-        web.delete(AUTO_SCALE_POLICY, delete_auto_scale_policy),
     ]
-    for policy in POLICIES:
-        path = f"{NAMESPACE}/{policy.path}"
-        handlers = _PolicyHandlers(policy)
+    for name, policy in OF_NAMESPACES.items():
+        path = f"{NAMESPACE}/{name}"
+        handlers = _PolicyHandlers(name, policy)
         found += [
             web.get(path, handlers.get),
             web.post(path, handlers.set),
@@ -157,7 +88,8 @@ def routes() -> list[web.RouteDef]:
     return found
 
 
-def _invalid(name: str, value: object, wanted: str) -> RestError:
+def invalid_value(name: str, value: object, wanted: str) -> RestError:
+    """The error for a value that a policy cannot have."""
     return refused(f"{name} cannot be {shortened(repr(value))}: give {wanted}.")
 
 
@@ -189,7 +121,7 @@ def _policies_of_new(body: Mapping[str, object], cluster: str) -> dict[str, obje
                 )
         elif value is not None and value not in policy.unset:
             if not policy.valid(value):
-                raise _invalid(member, value, policy.wanted)
+                raise invalid_value(member, value, policy.wanted)
             kept[member] = value
     return kept
 
@@ -206,13 +138,20 @@ def _require_own_cluster(member: str, clusters: object, cluster: str) -> None:
 class _PolicyHandlers:
     """GET, POST (or PUT) and DELETE of one policy."""
 
-    def __init__(self, policy: _Policy) -> None:
+    def __init__(self, name: str, policy: PolicyKind) -> None:
+        self._name = name
         self._policy = policy
 
     async def get(self, request: web.Request) -> web.Response:
-        """GET: the value; 204 when it is not set."""
-        policies = await request.app[BROKER].namespaces.require(namespace_of(request))
+        """GET: the value; 204 when it is not set.
+
+        With `?applied=true` it is the broker's value then, for policies that have a setting.
+        """
+        broker = request.app[BROKER]
+        policies = await broker.namespaces.require(namespace_of(request))
         value = policies.raw.get(self._policy.member)
+        if value is None and flag(request, "applied"):
+            value = broker.policies.of_broker(self._policy)
         return no_content() if value is None else web.json_response(value)
 
     async def set(self, request: web.Request) -> web.Response:
@@ -221,7 +160,7 @@ class _PolicyHandlers:
         if value == UNDEFINED and UNDEFINED in self._policy.unset:
             return await self.remove(request)
         if not self._policy.valid(value):
-            raise _invalid(self._policy.path, value, self._policy.wanted)
+            raise invalid_value(self._name, value, self._policy.wanted)
         await request.app[BROKER].namespaces.change(
             namespace_of(request), lambda record: record.update({self._policy.member: value})
         )
@@ -255,6 +194,9 @@ async def create(request: web.Request) -> web.Response:
     """
     broker = request.app[BROKER]
     policies = _policies_of_new(await mapping_of(request), broker.settings.cluster_name)
+    auto_scale = policies.get(AUTO_SCALE_POLICY)
+    if isinstance(auto_scale, dict):
+        broker.scalable.require_fitting_policy(auto_scale)
     await broker.namespaces.create(namespace_of(request), policies)
     return no_content()
 
@@ -304,24 +246,3 @@ async def bundles(request: web.Request) -> web.Response:
     """GET: one bundle, because topics are owned one by one."""
     policies = await request.app[BROKER].namespaces.require(namespace_of(request))
     return web.json_response(policies.raw.get("bundles"))
-
-
-async def auto_scale_policy(request: web.Request) -> web.Response:
-    """GET: the policy is off, because segments split and merge by hand only."""
-    await request.app[BROKER].namespaces.require(namespace_of(request))
-    return web.json_response({"enabled": False})
-
-
-async def refuse_auto_scale(request: web.Request) -> web.Response:
-    """POST: refuse any policy but the disabled one: there is no automatic split or merge."""
-    policy = await mapping_of(request)
-    await request.app[BROKER].namespaces.require(namespace_of(request))
-    if policy == {"enabled": False}:
-        return no_content()
-    raise refused("Segments split and merge by hand only: see /admin/v2/scalable.")
-
-
-async def delete_auto_scale_policy(request: web.Request) -> web.Response:
-    """DELETE: do nothing, because a namespace never has this policy."""
-    await request.app[BROKER].namespaces.require(namespace_of(request))
-    return no_content()

@@ -8,7 +8,8 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.persistent import TOPIC, existing_topic
-from broker.admin.rest import body_of, is_number, no_content, refused
+from broker.admin.rest import body_of, no_content, refused
+from broker.policies.json_numbers import is_number
 from broker.scalable.offloading import offload_manifest, offload_status
 from broker.topics.offloading import location_of
 from magnetar.protocol.ids import LATEST, Position

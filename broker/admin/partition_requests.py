@@ -12,6 +12,7 @@ from broker.topics.topic_requests import CreateTopicSubscription, TopicRequest
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import MagnetarError, ServerError
+from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 
 A = TypeVar("A")
 
@@ -72,7 +73,7 @@ async def copy_subscriptions(
     durable = {
         str(name): {str(key): str(text) for key, text in one.get(PROPERTIES, {}).items()}
         for name, one in (found.items() if isinstance(found, dict) else ())
-        if one.get("isDurable")
+        if one.get("isDurable") and name != COMPACTION_CURSOR
     }
     cluster = broker.topics.cluster
 

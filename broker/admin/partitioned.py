@@ -11,13 +11,18 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.partition_requests import copy_subscriptions
-from broker.admin.persistent import BASE, TOPIC, persistent_name, without_excluded
+from broker.admin.persistent import (
+    BASE,
+    TOPIC,
+    persistent_name,
+    require_not_migrated,
+    without_excluded,
+)
 from broker.admin.rest import (
     RestError,
     body_of,
     conflict,
     flag,
-    is_number,
     namespace_of,
     no_content,
     not_found,
@@ -25,7 +30,9 @@ from broker.admin.rest import (
 )
 from broker.admin.topic_stats import stats_of_all
 from broker.app.service import Broker
+from broker.policies.json_numbers import is_number
 from broker.topics.partitions import PartitionedTopic
+from broker.topics.reserved_names import COORDINATORS
 from magnetar.protocol.names import TopicName, require_creatable
 
 PARTITIONS = TOPIC + "/partitions"
@@ -86,10 +93,14 @@ async def get_partitions(request: web.Request) -> web.Response:
 
     Clients that are about to open the topic add `?checkAllowAutoCreation=true`.  A missing topic
     that may be created automatically then answers 0 partitions instead of 404, or is created with
-    partitions now, if its namespace's policy has it so.
+    partitions now, if its namespace's policy has it so.  The name of v4 coordinators has one for
+    each coordinator.
     """
-    topics = request.app[BROKER].topics
-    name = persistent_name(request)
+    broker = request.app[BROKER]
+    topics, name = broker.topics, persistent_name(request)
+    if name == COORDINATORS:
+        count = broker.settings.coordinators_of_v4_clients
+        return web.json_response(_metadata_json(PartitionedTopic(count)))
     found = await topics.partitioned.find(name)
     if found is None and not await topics.may_be_opened(name):
         if not flag(request, "checkAllowAutoCreation"):
@@ -112,6 +123,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
     """PUT, the number of partitions or PartitionedTopicMetadata as body: create the topic."""
     broker = request.app[BROKER]
     name = persistent_name(request)
+    broker.topics.require_served(name)
     require_creatable(name)
     await broker.namespaces.require(namespace_of(request))
     count, properties = _metadata_in(await body_of(request))
@@ -137,6 +149,7 @@ async def grow_partitions(request: web.Request) -> web.Response:
     """POST, the new number as body: add partitions, with the subscriptions of the first one."""
     broker = request.app[BROKER]
     name = persistent_name(request)
+    await require_not_migrated(request, name)
     count = _count_in(await body_of(request))
     before = await broker.topics.partitioned.count(name)
     first = await broker.topics.cluster.stats(name.partition(0)) if before else {}
@@ -149,9 +162,9 @@ async def grow_partitions(request: web.Request) -> web.Response:
 
 async def delete_partitioned(request: web.Request) -> web.Response:
     """DELETE `?force=true`: delete the topic with its partitions."""
-    await request.app[BROKER].topics.delete_partitioned(
-        persistent_name(request), force=flag(request, "force")
-    )
+    name = persistent_name(request)
+    await require_not_migrated(request, name)
+    await request.app[BROKER].topics.delete_partitioned(name, force=flag(request, "force"))
     return no_content()
 
 

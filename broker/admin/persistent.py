@@ -12,6 +12,7 @@ from broker.admin.keys import BROKER
 from broker.admin.redirect import destination_of, require_here
 from broker.admin.rest import (
     body_of,
+    conflict,
     flag,
     namespace_of,
     no_content,
@@ -19,11 +20,11 @@ from broker.admin.rest import (
     properties_in,
     topic_of,
 )
-from broker.admin.topic_stats import internal_stats, without
+from broker.admin.topic_stats import compacted_ledger, internal_stats, without
 from broker.topics.topic import Topic
 from broker.topics.topic_stats import topic_stats
 from magnetar.protocol.ids import Position
-from magnetar.protocol.names import TopicName
+from magnetar.protocol.names import TopicDomain, TopicName
 
 BASE = "/admin/v2/persistent/{tenant}/{namespace}"
 TOPIC = BASE + "/{topic}"
@@ -60,6 +61,15 @@ async def existing_topic(request: web.Request) -> Topic:
     return await broker.topics.get(name, create=False)
 
 
+async def require_not_migrated(request: web.Request, name: TopicName) -> None:
+    """Raise 409 for an ordinary topic, or a partition, that is a segment of a scalable topic."""
+    if await request.app[BROKER].topics.is_migrated(name):
+        raise conflict(
+            f"{name} is a segment of {name.partitioned.in_domain(TopicDomain.TOPIC)}, and is "
+            "deleted when every subscription has read it: change the scalable topic."
+        )
+
+
 def message_id_json(position: Position) -> dict[str, int]:
     """A message id as Pulsar's tools read it."""
     return {
@@ -89,6 +99,7 @@ async def create(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """DELETE `?force=true`: delete the topic; 412 while it is used, unless forced."""
     topic = await existing_topic(request)
+    await require_not_migrated(request, topic.name)
     await request.app[BROKER].topics.delete(topic.name, force=flag(request, "force"))
     return no_content()
 
@@ -111,7 +122,9 @@ def without_excluded(request: web.Request, stats: Mapping[str, object]) -> dict[
 
 async def stats_of_ledgers(request: web.Request) -> web.Response:
     """GET: PersistentTopicInternalStats: ledgers and cursors."""
-    return web.json_response(internal_stats(await existing_topic(request)))
+    topic = await existing_topic(request)
+    compacted = await compacted_ledger(topic)
+    return web.json_response({**internal_stats(topic), "compactedLedger": compacted})
 
 
 async def last_message_id(request: web.Request) -> web.Response:

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.persistent import TOPIC, existing_topic, persistent_name
-from broker.admin.rest import OWN_PROPERTIES, body_of, no_content, properties_in, refused
+from broker.admin.rest import body_of, no_content, properties_in, refused
+from broker.topics.local_topics import OWN_PROPERTIES
 
 
 def routes() -> list[web.RouteDef]:

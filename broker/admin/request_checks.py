@@ -14,7 +14,9 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 from yarl import URL
 
+from broker.admin.access import PRINCIPAL
 from broker.admin.http_connections import connection_of
+from broker.admin.keys import BROKER
 from broker.admin.rest import RestError
 from config.bounds import HTTP_BODY_S
 
@@ -55,7 +57,19 @@ async def check_requests(request: web.Request, handler: Handler) -> web.StreamRe
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"The body has not come within {HTTP_BODY_S:g} s: send it faster.",
             ) from error
+    _keep_connection(request)
     return await handler(request)
+
+
+def _keep_connection(request: web.Request) -> None:
+    """Let no newcomer replace the connection of a request that is complete, and of a role."""
+    # Not before: else wrong credentials, whose refusal is held back, half a body, or a page that
+    # nobody reads could take all connections.
+    connection = connection_of(request)
+    if connection is not None and (
+        request.app[BROKER].authenticator is None or PRINCIPAL in request
+    ):
+        connection.keep_for_request()
 
 
 async def add_safe_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -8,12 +8,13 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from math import isfinite
-from typing import TypeGuard
 
 import structlog
 from aiohttp import web
 
 from broker.placement.owner_requests import OwnerFailed
+from broker.policies.json_numbers import LARGEST, is_number
+from broker.topics.local_topics import OWN_PROPERTIES
 from config.bounds import MAX_TOPIC_PROPERTIES_BYTES
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError, ServerError
@@ -24,8 +25,6 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES = 1024 * 1024
 SHOWN_CHARACTERS = 100
 """Characters of a peer's text that an error repeats."""
-OWN_PROPERTIES = "magnetar."
-"""Prefix of a topic's properties that are the broker's."""
 
 STATUS_OF_CODE: Mapping[ServerError, HTTPStatus] = {
     ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
@@ -80,6 +79,17 @@ def status_of(error: MagnetarError) -> HTTPStatus:
     return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+def status_of_failure(error: BaseException) -> HTTPStatus:
+    """The status of the answer to a request that failed; see `errors_as_json`."""
+    if isinstance(error, RestError):
+        return error.status
+    if isinstance(error, MagnetarError):
+        return status_of(error)
+    if isinstance(error, web.HTTPException):
+        return HTTPStatus(error.status)
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 def error_answer(status: HTTPStatus, reason: str) -> web.Response:
     """`{"reason": ...}` with a status."""
     return web.json_response({"reason": reason}, status=status)
@@ -127,23 +137,22 @@ def namespace_of(request: web.Request) -> NamespaceName:
 
 
 def topic_of(request: web.Request, domain: str) -> TopicName:
-    """The topic in the path, in the given domain."""
-    info = request.match_info
-    return parse_topic_name(f"{domain}://{info['tenant']}/{info['namespace']}/{info['topic']}")
+    """The topic in the path, in the given domain.
+
+    Raises `RestError` and `InvalidNamespaceName` where a part has a slash that makes it several.
+    """
+    # The namespace is parsed alone: in the whole name a slash in it would shift the parts, so that
+    # they named a topic of another tenant.
+    namespace = namespace_of(request)
+    name = parse_topic_name(f"{domain}://{namespace}/{request.match_info['topic']}")
+    if name.domain.value != domain:
+        raise refused(f"{shortened(repr(domain))} is no domain: give topic or persistent.")
+    return name
 
 
 def flag(request: web.Request, name: str) -> bool:
     """A boolean query parameter, false when absent."""
     return request.query.get(name, "false").lower() == "true"
-
-
-LARGEST = 2**63 - 1
-"""Largest whole number in a body or query: a `long` of Apache Pulsar."""
-
-
-def is_number(value: object, least: int = -LARGEST - 1, most: int = LARGEST) -> TypeGuard[int]:
-    """Whether a member of a body is a whole number in a range; JSON's true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def number(request: web.Request, name: str, default: int | None = None) -> int:
@@ -153,6 +162,11 @@ def number(request: web.Request, name: str, default: int | None = None) -> int:
         if default is None:
             raise refused(f"The request lacks {name}: give it as a number.")
         return default
+    return number_in(text, name)
+
+
+def number_in(text: str, name: str) -> int:
+    """The integer of a text that the request gives as `name`."""
     try:
         value = int(text)
     except ValueError as error:

@@ -13,20 +13,26 @@ from broker.admin.keys import BROKER
 from broker.admin.redirect import require_here
 from broker.admin.rest import (
     RestError,
+    body_of,
     flag,
     mapping_of,
     namespace_of,
     no_content,
     number,
+    number_in,
     refused,
+    shortened,
     topic_of,
 )
+from broker.policies.json_numbers import INT32_MAX, is_number
 from magnetar.protocol.ids import EARLIEST, SegmentId
 from magnetar.protocol.names import TopicName
 
 BASE = "/admin/v2/scalable/{tenant}/{namespace}"
 TOPIC = BASE + "/{topic}"
 SUBSCRIPTION = TOPIC + "/subscriptions/{subscription}"
+
+CONSUMER_GRACE = TOPIC + "/consumerSessionGracePeriod"
 
 
 def routes() -> list[web.RouteDef]:
@@ -37,9 +43,12 @@ def routes() -> list[web.RouteDef]:
         web.get(TOPIC, get),
         web.delete(TOPIC, delete),
         web.get(TOPIC + "/stats", stats),
+        web.get(TOPIC + "/segments/{segment}/stats", segment_stats),
         web.get(TOPIC + "/history", history),
+        web.post(TOPIC + "/migrate", migrate),
         web.post(TOPIC + "/split/{segment}", split),
-        web.post(TOPIC + "/merge/{first}/{second}", merge),
+        web.post(TOPIC + "/merge/{segments:.+}", merge),
+        web.post(TOPIC + "/rebucket/{segment}", rebucket),
         web.put(TOPIC + "/offload", offload),
         web.get(TOPIC + "/offload/manifest", offload_manifests),
         web.post(TOPIC + "/offload/dropHot", drop_hot),
@@ -48,9 +57,10 @@ def routes() -> list[web.RouteDef]:
         web.delete(SUBSCRIPTION, delete_subscription),
         web.post(SUBSCRIPTION + "/seek", seek),
         web.post(SUBSCRIPTION + "/skip-all", skip_all),
-        web.get(TOPIC + "/autoScalePolicy", auto_scale_policy),
-        web.post(TOPIC + "/autoScalePolicy", refuse_auto_scale),
-        web.delete(TOPIC + "/autoScalePolicy", delete_auto_scale_policy),
+        web.get(CONSUMER_GRACE, consumer_grace),
+        web.post(CONSUMER_GRACE, set_consumer_grace),
+        web.put(CONSUMER_GRACE, set_consumer_grace),
+        web.delete(CONSUMER_GRACE, delete_consumer_grace),
     ]
 
 
@@ -58,7 +68,7 @@ def _name(request: web.Request) -> TopicName:
     return topic_of(request, "topic")
 
 
-async def _topic_at_leader(request: web.Request) -> TopicName:
+async def topic_at_leader(request: web.Request) -> TopicName:
     """The existing topic in the path; the request is redirected unless this broker may lead it."""
     name = _name(request)
     await request.app[BROKER].scalable.get(name)
@@ -105,7 +115,7 @@ async def get(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE `?force=true`: delete the topic."""
-    name = await _topic_at_leader(request)
+    name = await topic_at_leader(request)
     await request.app[BROKER].scalable.delete(name, force=flag(request, "force"))
     return no_content()
 
@@ -113,7 +123,15 @@ async def delete(request: web.Request) -> web.Response:
 async def stats(request: web.Request) -> web.Response:
     """GET: layout, rates, subscriptions."""
     return web.json_response(
-        await request.app[BROKER].scalable.stats(await _topic_at_leader(request))
+        await request.app[BROKER].scalable.stats(await topic_at_leader(request))
+    )
+
+
+async def segment_stats(request: web.Request) -> web.Response:
+    """GET: rates, sizes, producers and subscriptions of one segment; any broker answers."""
+    segment_id = SegmentId(number(request, "segment"))
+    return web.json_response(
+        await request.app[BROKER].scalable.segment_stats(_name(request), segment_id)
     )
 
 
@@ -123,20 +141,36 @@ async def history(request: web.Request) -> web.Response:
     return web.json_response([entry.to_json() for entry in entries])
 
 
+async def migrate(request: web.Request) -> web.Response:
+    """POST `?force=true`: make the ordinary topic of the same name scalable."""
+    name = _name(request)
+    await require_here(request, name)
+    await request.app[BROKER].scalable.migrate(name, force=flag(request, "force"))
+    return no_content()
+
+
 async def split(request: web.Request) -> web.Response:
     """POST: split one ACTIVE segment."""
     await request.app[BROKER].scalable.split(
-        await _topic_at_leader(request), SegmentId(number(request, "segment"))
+        await topic_at_leader(request), SegmentId(number(request, "segment"))
     )
     return no_content()
 
 
 async def merge(request: web.Request) -> web.Response:
-    """POST: merge two adjacent ACTIVE segments."""
-    await request.app[BROKER].scalable.merge(
-        await _topic_at_leader(request),
-        SegmentId(number(request, "first")),
-        SegmentId(number(request, "second")),
+    """POST `merge/0/1[/2...]`: merge adjacent ACTIVE segments, two or more."""
+    parts = request.match_info["segments"].split("/")
+    segment_ids = [SegmentId(number_in(part, "segment")) for part in parts]
+    await request.app[BROKER].scalable.merge(await topic_at_leader(request), segment_ids)
+    return no_content()
+
+
+async def rebucket(request: web.Request) -> web.Response:
+    """POST `?bucketCount=N`: give one ACTIVE segment another number of entry buckets."""
+    await request.app[BROKER].scalable.rebucket(
+        await topic_at_leader(request),
+        SegmentId(number(request, "segment")),
+        number(request, "bucketCount"),
     )
     return no_content()
 
@@ -162,7 +196,7 @@ async def drop_hot(request: web.Request) -> web.Response:
 
 async def list_subscriptions(request: web.Request) -> web.Response:
     """GET: the names of all durable subscriptions."""
-    answer = await request.app[BROKER].scalable.stats(await _topic_at_leader(request))
+    answer = await request.app[BROKER].scalable.stats(await topic_at_leader(request))
     subscriptions = answer.get("subscriptions")
     return web.json_response(sorted(subscriptions) if isinstance(subscriptions, dict) else [])
 
@@ -173,7 +207,7 @@ async def create_subscription(request: web.Request) -> web.Response:
     if kind not in {"STREAM", "QUEUE"}:
         raise refused(f"type = {kind!r} is unknown: give STREAM or QUEUE.")
     await request.app[BROKER].scalable.create_subscription(
-        await _topic_at_leader(request),
+        await topic_at_leader(request),
         request.match_info["subscription"],
         kind=kind,
         start=EARLIEST,
@@ -184,7 +218,7 @@ async def create_subscription(request: web.Request) -> web.Response:
 async def delete_subscription(request: web.Request) -> web.Response:
     """DELETE `?force=true`: delete the subscription on every segment."""
     await request.app[BROKER].scalable.delete_subscription(
-        await _topic_at_leader(request),
+        await topic_at_leader(request),
         request.match_info["subscription"],
         force=flag(request, "force"),
     )
@@ -194,7 +228,7 @@ async def delete_subscription(request: web.Request) -> web.Response:
 async def seek(request: web.Request) -> web.Response:
     """POST `?timestamp=ms`: move the subscription to that time on every segment."""
     await request.app[BROKER].scalable.seek_subscription(
-        await _topic_at_leader(request),
+        await topic_at_leader(request),
         request.match_info["subscription"],
         number(request, "timestamp"),
     )
@@ -204,27 +238,36 @@ async def seek(request: web.Request) -> web.Response:
 async def skip_all(request: web.Request) -> web.Response:
     """POST: skip all messages that were published so far."""
     await request.app[BROKER].scalable.skip_all(
-        await _topic_at_leader(request), request.match_info["subscription"]
+        await topic_at_leader(request), request.match_info["subscription"]
     )
     return no_content()
 
 
-async def auto_scale_policy(request: web.Request) -> web.Response:
-    """GET: the policy is off, because segments split and merge by hand only."""
-    await request.app[BROKER].scalable.get(_name(request))
-    return web.json_response({"enabled": False})
+async def consumer_grace(request: web.Request) -> web.Response:
+    """GET: seconds for which a lost ordered consumer keeps its segments; 204 if not set.
+
+    With `?applied=true` the value in force, which may be the namespace's or the broker's.
+    """
+    name, scalable = await topic_at_leader(request), request.app[BROKER].scalable
+    if flag(request, "applied"):
+        return web.json_response(await scalable.applied_consumer_grace_s(name))
+    grace_s = (await scalable.get(name)).consumer_grace_s
+    return no_content() if grace_s is None else web.json_response(grace_s)
 
 
-async def refuse_auto_scale(request: web.Request) -> web.Response:
-    """POST: refuse any policy but the disabled one: there is no automatic split or merge."""
-    policy = await mapping_of(request)
-    await request.app[BROKER].scalable.get(_name(request))
-    if policy.get("enabled") is False:
-        return no_content()
-    raise refused("Segments split and merge by hand only: use split/{id} and merge/{a}/{b}.")
+async def set_consumer_grace(request: web.Request) -> web.Response:
+    """POST or PUT, a number of seconds as body: set it for this topic."""
+    value = await body_of(request)
+    if not isinstance(value, int) or not is_number(value, 0, INT32_MAX):
+        raise refused(
+            f"consumerSessionGracePeriod cannot be {shortened(repr(value))}: give a number of "
+            f"seconds from 0 to {INT32_MAX}."
+        )
+    await request.app[BROKER].scalable.set_consumer_grace(await topic_at_leader(request), value)
+    return no_content()
 
 
-async def delete_auto_scale_policy(request: web.Request) -> web.Response:
-    """DELETE: do nothing, because a topic never has this policy."""
-    await request.app[BROKER].scalable.get(_name(request))
+async def delete_consumer_grace(request: web.Request) -> web.Response:
+    """DELETE: the namespace's, or the broker's, holds again."""
+    await request.app[BROKER].scalable.set_consumer_grace(await topic_at_leader(request), None)
     return no_content()

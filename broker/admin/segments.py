@@ -25,7 +25,9 @@ from broker.admin.rest import (
     no_content,
     number,
     refused,
+    shortened,
     status_of,
+    topic_of,
 )
 from broker.admin.topic_stats import internal_stats
 from broker.placement.typed_request import encode
@@ -47,7 +49,7 @@ from broker.scalable.segment_requests import (
 )
 from broker.topics.topic import SubscriptionNotFound
 from magnetar.protocol.ids import EARLIEST, LATEST
-from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
+from magnetar.protocol.names import SegmentName, TopicDomain, parse_topic_name, segment_name
 from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
@@ -106,8 +108,12 @@ def _at_owner(handler: SegmentHandler) -> Handler:
 
 
 def _segment_of(request: web.Request) -> SegmentName:
-    parts = (request.match_info[key] for key in ("tenant", "namespace", "topic", "descriptor"))
-    return segment_name(parse_topic_name("segment://" + "/".join(parts)))
+    topic, descriptor = topic_of(request, TopicDomain.TOPIC), request.match_info["descriptor"]
+    text = f"segment://{topic.namespace_name}/{topic.local_name}/{descriptor}"
+    name = segment_name(parse_topic_name(text))
+    if name.parent != topic:
+        raise refused(f"{shortened(repr(descriptor))} is no segment: give START-END-ID.")
+    return name
 
 
 def _subscription_of(request: web.Request) -> str:

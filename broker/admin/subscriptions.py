@@ -3,6 +3,7 @@
 A request on a partitioned topic is carried out on each partition: see `partition_requests`.
 """
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from aiohttp import web
@@ -15,16 +16,18 @@ from broker.admin.rest import (
     body_of,
     conflict,
     flag,
-    is_number,
     no_content,
     number,
     properties_in,
     refused,
 )
+from broker.policies.json_numbers import is_number
 from broker.topics.seek_target import SeekTarget
 from broker.topics.topic_requests import (
     CreateTopicSubscription,
     DeleteTopicSubscription,
+    ExpireMessages,
+    ExpireUpTo,
     ListTopicSubscriptions,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
@@ -32,6 +35,7 @@ from broker.topics.topic_requests import (
 from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import ServerError
+from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 
 UINT64_MAX = 2**64 - 1
 """Ids come signed, or unsigned as in the binary protocol."""
@@ -48,6 +52,9 @@ def routes() -> list[web.RouteDef]:
         web.post(SUBSCRIPTION + "/skip_all", skip_all),
         web.post(SUBSCRIPTION + "/resetcursor", reset_to_id),
         web.post(SUBSCRIPTION + "/resetcursor/{timestamp}", reset_to_time),
+        web.post(SUBSCRIPTION + "/expireMessages", expire_up_to),
+        web.post(SUBSCRIPTION + "/expireMessages/{seconds}", expire),
+        web.post(TOPIC + "/all_subscription/expireMessages/{seconds}", expire_all),
         web.get(SUBSCRIPTION + "/position/{position}", refuse_to_peek),
     ]
 
@@ -190,6 +197,58 @@ async def reset_to_time(request: web.Request) -> web.Response:
         return SeekTopicSubscriptionToTime(topic, name, since_ms)
 
     await on_each_partition(request, request_of, tolerated=NOT_FOUND)
+    return no_content()
+
+
+async def expire(request: web.Request) -> web.Response:
+    """POST: count messages that are older than `seconds` as acknowledged; 409 if there are none."""
+    return _answer_expiry(request, await _expire(request, [request.match_info["subscription"]]))
+
+
+async def expire_all(request: web.Request) -> web.Response:
+    """POST: count messages that are older than `seconds` as acknowledged by all subscriptions.
+
+    Only admins may: a role that may consume may not use every subscription.
+    """
+    found = await on_each_partition(request, ListTopicSubscriptions, tolerated=NOT_FOUND)
+    names = {name for names in found for name in names} - {COMPACTION_CURSOR}
+    await _expire(request, sorted(names))
+    return no_content()
+
+
+async def _expire(request: web.Request, names: Sequence[str]) -> int:
+    seconds = number(request, "seconds")
+    if seconds < 0:
+        raise refused(f"An age cannot be {seconds} seconds: give 0 or more.")
+    before_ms = request.app[BROKER].clock.now_ms() - seconds * 1000
+    expired = 0
+    for name in names:
+
+        def request_of(topic: TopicName, name: str = name) -> ExpireMessages:
+            return ExpireMessages(topic, name, before_ms)
+
+        expired += sum(await on_each_partition(request, request_of, tolerated=NOT_FOUND))
+    return expired
+
+
+async def expire_up_to(request: web.Request) -> web.Response:
+    """POST, message id as body: count messages up to it as acknowledged.
+
+    With `excluded` the message itself stays.  405 on a partitioned topic, 409 without messages.
+    """
+    await _require_unpartitioned(request, "messages of other partitions cannot expire up to it")
+    target, name = _target(await body_of(request)), request.match_info["subscription"]
+
+    def request_of(topic: TopicName) -> ExpireUpTo:
+        return ExpireUpTo(topic, name, target.position, target.excluded)
+
+    return _answer_expiry(request, sum(await on_each_partition(request, request_of)))
+
+
+def _answer_expiry(request: web.Request, entries: int) -> web.Response:
+    if not entries:
+        # As in Apache Pulsar.
+        raise conflict(f"No message of {persistent_name(request)} is old enough to expire.")
     return no_content()
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from broker.topics.topic import Topic
 from broker.topics.topic_stats import EARLIEST_OF_TOPIC
+from broker.topics.traffic import incoming_members, outgoing_members
 
 PUBLISHER_COUNTS = ("msgInCounter", "bytesInCounter")
 TOPIC_COUNTS = (*PUBLISHER_COUNTS, "msgOutCounter", "bytesOutCounter", "storageSize", "backlogSize")
-TOPIC_RATES = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
-SUBSCRIPTION_RATES = ("msgRateOut", "msgThroughputOut")
+SUBSCRIPTION_RATES = ("msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate")
 EARLIEST_OF_SUBSCRIPTION = "earliestMsgPublishTimeInBacklog"
 SUBSCRIPTION_COUNTS = (
     "msgBacklog",
@@ -46,10 +46,13 @@ def stats_of_all(partitions: Iterable[Mapping[str, object]]) -> dict[str, object
         for name, one in by_name.items() if isinstance(by_name, dict) else ():
             subscriptions.setdefault(name, []).append(one)
     return {
-        **_added(each, (*TOPIC_COUNTS, *TOPIC_RATES)),
+        **_added(each, TOPIC_COUNTS),
+        **_incoming(each),
+        **outgoing_members(*_sums(each, "msgRateOut", "msgThroughputOut")),
         **_least(each, EARLIEST_OF_TOPIC),
         "publishers": [
-            {**same[0], **_added(same, PUBLISHER_COUNTS)} for same in publishers.values()
+            {**same[0], **_added(same, PUBLISHER_COUNTS), **_incoming(same)}
+            for same in publishers.values()
         ],
         "subscriptions": {name: _subscription_of_all(same) for name, same in subscriptions.items()},
     }
@@ -61,13 +64,24 @@ def _least(each: Iterable[Mapping[str, object]], name: str) -> dict[str, int]:
     return {name: min(values)} if values else {}
 
 
+def _incoming(each: Iterable[Mapping[str, object]]) -> dict[str, float]:
+    """Rates in, added, and the average size over all."""
+    return incoming_members(*_sums(each, "msgRateIn", "msgThroughputIn"))
+
+
 def _added(each: Iterable[Mapping[str, object]], names: Iterable[str]) -> dict[str, float]:
-    counts: dict[str, float] = dict.fromkeys(names, 0)
+    counted = tuple(names)
+    return dict(zip(counted, _sums(each, *counted), strict=True))
+
+
+def _sums(each: Iterable[Mapping[str, object]], *names: str) -> list[float]:
+    """The sum of each member; one that is missing counts as 0."""
+    sums: list[float] = [0] * len(names)
     for one in each:
-        for name in counts:
+        for index, name in enumerate(names):
             value = one.get(name)
-            counts[name] += value if isinstance(value, int | float) else 0
-    return counts
+            sums[index] += value if isinstance(value, int | float) else 0
+    return sums
 
 
 def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
@@ -81,6 +95,21 @@ def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
         "subscriptionProperties": each[0].get("subscriptionProperties", {}),
         "consumers": [one for some in consumers if isinstance(some, list) for one in some],
     }
+
+
+async def compacted_ledger(topic: Topic) -> dict[str, object]:
+    """The compacted ledger of a topic; its id is -1 if there is none.  Raises `LedgerError`."""
+    compaction = topic.ledger.compaction
+    ledger = compaction.use()
+    found: dict[str, object] = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
+    if ledger is not None:
+        try:
+            found["ledgerId"] = ledger.ledger_id
+            found["entries"] = await ledger.entry_count()
+            found["size"] = await ledger.size_bytes()
+        finally:
+            compaction.leave(ledger)
+    return found
 
 
 def internal_stats(topic: Topic) -> dict[str, object]:

@@ -20,8 +20,9 @@ Json = dict[str, object]
 class TransactionInspection:
     """Lists open transactions, shows one, and finds those that keep readers from a topic's end.
 
-    Answers are JSON; times are milliseconds, positions `ledger:entry`.  A list has at most
-    TXN_LISTED transactions and their total number; of a segment at most TXN_PINS_SHOWN are shown.
+    With an `owner` only transactions that this role began are shown.  Answers are JSON; times are
+    milliseconds, positions `ledger:entry`.  A list has at most TXN_LISTED transactions and their
+    total number; of a segment at most TXN_PINS_SHOWN are shown.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -29,23 +30,36 @@ class TransactionInspection:
         self._transactions = broker.transactions
 
     def open_transactions(
-        self, coordinator: CoordinatorId | None, older_than_ms: int, limit: int
+        self,
+        coordinator: CoordinatorId | None,
+        older_than_ms: int,
+        limit: int,
+        *,
+        owner: str | None = None,
     ) -> Json:
         """Transactions that are open for longer than `older_than_ms`, the oldest first."""
         before_ms = self._broker.clock.now_ms() - older_than_ms
         count, shown = self._transactions.coordinators.oldest_open(
-            coordinator, before_ms, min(limit, TXN_LISTED)
+            coordinator, before_ms, min(limit, TXN_LISTED), owner=owner
         )
         return {
             "open": count,
             "transactions": [self._summary(each.txn, each.header) for each in shown],
         }
 
-    async def show(self, txn: TxnId) -> Json:
+    async def require_own(self, txn: TxnId, owner: str) -> None:
+        """Raise `TransactionNotFound` unless that role began the transaction."""
+        found = self._transactions.coordinators.find_open(txn)
+        if found is None or found.header.owner != owner:
+            found = await self._transactions.store.read_header(txn, fresh=True)
+        if found is None or found.header.owner != owner:
+            raise refusal_error(txn, None, EndVerdict.NOT_FOUND)
+
+    async def show(self, txn: TxnId, *, owner: str | None = None) -> Json:
         """One transaction with its writes and acknowledgements.  Raises `TransactionNotFound`."""
         store = self._transactions.store
         stored, found = await asyncio.gather(store.read_header(txn), store.operations_of(txn))
-        if stored is None:
+        if stored is None or owner not in (None, stored.header.owner):
             raise refusal_error(txn, None, EndVerdict.NOT_FOUND)
         return {
             **self._summary(txn, stored.header),
@@ -53,10 +67,10 @@ class TransactionInspection:
             "acknowledgements": [_ack(each) for each in found if isinstance(each, AckRecord)],
         }
 
-    async def why(self, name: TopicName) -> Json:
+    async def why(self, name: TopicName, *, owner: str | None = None) -> Json:
         """Each segment of a topic, with the open transactions that keep readers from its end.
 
-        Raises `TopicNotFound`, `ScalableTopicNotFound`.
+        `open` counts those of all roles.  Raises `TopicNotFound`, `ScalableTopicNotFound`.
         """
         broker = self._broker
         if name.domain is TopicDomain.TOPIC:
@@ -75,13 +89,13 @@ class TransactionInspection:
             topic = broker.topics.loaded().get(each)
             if topic is None:
                 # Not loaded for this: then it has no readers.
-                segments.append(await self._unloaded_segment(each, limit))
+                segments.append(await self._unloaded_segment(each, limit, owner))
             else:
-                segments.append(await self._loaded_segment(topic))
+                segments.append(await self._loaded_segment(topic, owner))
                 await asyncio.sleep(0)  # others go on between segments with many transactions
         return {"topic": str(name), "segments": segments}
 
-    async def _unloaded_segment(self, name: str, limit: int) -> Json:
+    async def _unloaded_segment(self, name: str, limit: int, owner: str | None) -> Json:
         """A segment that is not loaded, by at most `limit` of its claims, the lowest floor first.
 
         A transaction's first write is after its floor.
@@ -96,10 +110,12 @@ class TransactionInspection:
             "loaded": False,
             "open": len(floors),
             "more": len(claims) >= limit,
-            "transactions": await self._pins(held, [{"floor": floors[t].text} for t in held]),
+            "transactions": await self._pins(
+                held, [{"floor": floors[t].text} for t in held], owner
+            ),
         }
 
-    async def _loaded_segment(self, topic: Topic) -> Json:
+    async def _loaded_segment(self, topic: Topic, owner: str | None) -> Json:
         pins = topic.buffer.open_transactions(TXN_PINS_SHOWN)
         details: list[Json] = [
             {
@@ -121,14 +137,17 @@ class TransactionInspection:
             "heldBack": horizon < last,
             "open": topic.buffer.unfinished,
             "more": False,
-            "transactions": await self._pins([pin.txn for pin in pins], details),
+            "transactions": await self._pins([pin.txn for pin in pins], details, owner),
         }
 
-    async def _pins(self, txns: Sequence[TxnId], details: Sequence[Json]) -> list[Json]:
+    async def _pins(
+        self, txns: Sequence[TxnId], details: Sequence[Json], owner: str | None
+    ) -> list[Json]:
         headers = await asyncio.gather(*(self._header(txn) for txn in txns))
         return [
             {**({"txnId": str(txn)} if header is None else self._summary(txn, header)), **more}
             for txn, more, header in zip(txns, details, headers, strict=True)
+            if owner is None or (header is not None and header.owner == owner)
         ]
 
     async def _header(self, txn: TxnId) -> Header | None:

@@ -30,10 +30,11 @@ class TransactionKeyInspection:
         self._broker = broker
         self._transactions = broker.transactions
 
-    async def keys(self, after: str, limit: int) -> Json:
+    async def keys(self, after: str, limit: int, *, owner: str | None = None) -> Json:
         """A page of keys behind `after`, by coordinator and name; `next` is for the next page.
 
-        It has at most TXN_KEYS_LISTED.  Raises `InvalidTransactionKey` if `after` is no `next`.
+        With an `owner`: of the keys that belong to this role.  A page has at most TXN_KEYS_LISTED.
+        Raises `InvalidTransactionKey` if `after` is no `next`.
         """
         first, name = 0, ""
         if after:
@@ -48,7 +49,8 @@ class TransactionKeyInspection:
         for number in range(first, self._transactions.coordinators.parallelism):
             coordinator = CoordinatorId(number)
             store = TransactionKeyStore(self._transactions.store.metadata, coordinator)
-            page, name = await store.page(name, min(limit, TXN_KEYS_LISTED) - len(rows))
+            left = min(limit, TXN_KEYS_LISTED) - len(rows)
+            page, name = await store.page(name, left, owner=owner)
             rows += [(coordinator, each) for each in page]
             if name:
                 next_place = f"{number}:{name}"

@@ -7,13 +7,12 @@ The answer is sent as it is read (`application/x-ndjson`); one that breaks off l
 import json
 from collections.abc import AsyncIterator
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import refused
+from broker.admin.rest import refused, topic_of
 from broker.admin.transaction_listing import Json, TransactionRecords
 from broker.admin.transactions import BASE, require_enabled
-from magnetar.protocol.names import parse_topic_name
 from txn.records import TxnState
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -39,10 +38,7 @@ async def headers(request: web.Request) -> web.StreamResponse:
 
 async def records(request: web.Request) -> web.StreamResponse:
     """GET: each segment of a topic, with its claims, its aborted set and its owner's epoch."""
-    info = request.match_info
-    name = parse_topic_name(
-        f"{info['domain']}://{info['tenant']}/{info['namespace']}/{info['topic']}"
-    )
+    name = topic_of(request, request.match_info["domain"])
     require_enabled(request)
     return await _lines(request, TransactionRecords(request.app[BROKER]).segments(name))
 
@@ -53,6 +49,10 @@ async def _lines(request: web.Request, records: AsyncIterator[Json]) -> web.Stre
     first = await anext(records, None)
     response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
     await response.prepare(request)
+    if request.method == hdrs.METH_HEAD:
+        # A body would be taken for the beginning of the next answer.
+        await response.write_eof()
+        return response
     if first is not None:
         await response.write(_line(first))
         async for each in records:

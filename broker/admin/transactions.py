@@ -1,7 +1,8 @@
 """`/admin/v3/transactions`: list, show and end transactions, and find those that pin a topic.
 
 Pulsar's own paths answer in Pulsar's form (`coordinators`, `coordinatorStats`, `slowTransactions`,
-`transactionMetadata`, `abortTransaction`); the others are Magnetar's own.  A request for a
+`transactionMetadata`, `abortTransaction`, and those of `transaction_stats`); the others are
+Magnetar's own.  A request for a
 coordinator that another broker leads is redirected (307) to it.  While transactions are off, all
 requests get 503.
 """
@@ -12,14 +13,16 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from broker.admin.access import visible_owner
 from broker.admin.keys import BROKER
 from broker.admin.redirect import require_here
-from broker.admin.rest import RestError, no_content, number, refused
+from broker.admin.rest import RestError, no_content, number, refused, topic_of
 from broker.admin.transaction_inspection import TransactionInspection
 from broker.transactions.service import Transactions
 from config.bounds import TXN_LISTED
-from magnetar.protocol.names import TopicDomain, parse_topic_name
+from magnetar.protocol.names import TopicDomain
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
+from security.access import Need, on_topic
 from txn.errors import CoordinatorNotFound
 from txn.header import OPERATOR
 from txn.records import TxnState
@@ -62,7 +65,8 @@ def _inspection(request: web.Request) -> TransactionInspection:
     return TransactionInspection(request.app[BROKER])
 
 
-def _txn(request: web.Request) -> TxnId:
+def txn_of(request: web.Request) -> TxnId:
+    """The transaction in the path."""
     most, least = number(request, "most"), number(request, "least")
     if most < 0 or least < 0:
         raise refused(f"({most},{least}) is no transaction: both numbers are 0 or more.")
@@ -124,11 +128,15 @@ async def coordinator_stats(request: web.Request) -> web.Response:
 async def slow(request: web.Request) -> web.Response:
     """GET `?coordinatorId=`: transactions open for longer than `{timeout}` ms, in Pulsar's form.
 
-    The oldest TXN_LISTED are listed; the header `X-Total-Count` has the number of all.
+    The oldest TXN_LISTED are listed; the header `X-Total-Count` has the number of all that the role
+    may see.
     """
     inspection = _inspection(request)
     found = inspection.open_transactions(
-        _coordinator(request), number(request, "timeout"), TXN_LISTED
+        _coordinator(request),
+        number(request, "timeout"),
+        TXN_LISTED,
+        owner=await visible_owner(request),
     )
     listed = found["transactions"]
     rows = listed if isinstance(listed, list) else []
@@ -140,8 +148,8 @@ async def slow(request: web.Request) -> web.Response:
 
 async def metadata(request: web.Request) -> web.Response:
     """GET: one transaction, in Pulsar's form."""
-    shown = await _inspection(request).show(_txn(request))
-    return web.json_response(_pulsar_form(shown))
+    inspection, owner = _inspection(request), await visible_owner(request)
+    return web.json_response(_pulsar_form(await inspection.show(txn_of(request), owner=owner)))
 
 
 async def abort(request: web.Request) -> web.Response:
@@ -156,13 +164,16 @@ async def open_ones(request: web.Request) -> web.Response:
     if not 0 < limit <= TXN_LISTED:
         raise refused(f"limit = {limit} is out of bounds: give 1 to {TXN_LISTED}.")
     older_than_ms = number(request, "olderThanMs", 0)
-    found = _inspection(request).open_transactions(_coordinator(request), older_than_ms, limit)
+    found = _inspection(request).open_transactions(
+        _coordinator(request), older_than_ms, limit, owner=await visible_owner(request)
+    )
     return web.json_response(found)
 
 
 async def show(request: web.Request) -> web.Response:
     """GET: one transaction with its writes and acknowledgements."""
-    return web.json_response(await _inspection(request).show(_txn(request)))
+    inspection, owner = _inspection(request), await visible_owner(request)
+    return web.json_response(await inspection.show(txn_of(request), owner=owner))
 
 
 async def end(request: web.Request) -> web.Response:
@@ -176,21 +187,28 @@ async def end(request: web.Request) -> web.Response:
 
 
 async def why(request: web.Request) -> web.Response:
-    """GET: the open transactions that keep readers from the end of a topic."""
-    info = request.match_info
-    if not _DOMAIN.fullmatch(info["domain"]):
-        raise refused(f"{info['domain']!r} is no domain: give topic, persistent or segment.")
-    name = parse_topic_name(
-        f"{info['domain']}://{info['tenant']}/{info['namespace']}/{info['topic']}"
-    )
+    """GET: the open transactions that keep readers from the end of a topic.
+
+    Admins of the tenant see all of them; other roles see how many there are, and their own ones.
+    """
+    domain = request.match_info["domain"]
+    if not _DOMAIN.fullmatch(domain):
+        raise refused(f"{domain!r} is no domain: give topic, persistent or segment.")
+    name = topic_of(request, domain)
     if name.domain is not TopicDomain.TOPIC:
         await require_here(request, name)  # the owner knows most
-    return web.json_response(await _inspection(request).why(name))
+    inspection = _inspection(request)
+    owner = await visible_owner(request, on_topic(Need.TENANT_ADMIN, name))
+    return web.json_response(await inspection.why(name, owner=owner))
 
 
 async def _end(request: web.Request, action: TxnState) -> None:
-    txn = _txn(request)
+    txn = txn_of(request)
     require_led(request, txn.coordinator)
+    owner = await visible_owner(request)
+    if owner is not None:
+        await _inspection(request).require_own(txn, owner)
+    # K4: an owner ends it here as operators do, under any key and epoch: no worker asks for this.
     await require_enabled(request).coordinators.end_transaction(txn, action, OPERATOR)
 
 
@@ -205,7 +223,10 @@ def _pulsar_form(row: Mapping[str, object]) -> dict[str, object]:
     acknowledged: dict[str, dict[str, object]] = {}
     writes, acks = row.get("writes"), row.get("acknowledgements")
     for write in writes if isinstance(writes, list) else ():
-        produced[write["segment"]] = {"startPosition": write["floor"]}
+        produced[write["segment"]] = {
+            "startPosition": write["floor"],
+            "aborted": row["status"] == TxnState.ABORTED.value,
+        }
     for ack in acks if isinstance(acks, list) else ():
         of_topic = acknowledged.setdefault(ack["segment"], {})
         of_topic[ack["subscription"]] = {

@@ -2,15 +2,20 @@
 
 from dataclasses import replace
 
+import structlog
+
 from broker.policies.authorizer import Authorizer
 from broker.policies.namespaces import Namespaces
 from broker.wire.handlers.access import RULES
 from broker.wire.handlers.guard import AccessGuard
 from config.settings import ConfigurationError, Settings
+from security.audit import AuditLog
 from security.authentication import make_authenticator
 from security.authenticator import Authenticator
 from security.errors import CredentialsRefused, InvalidSecret
 from security.own_credentials import OwnCredentials, own_certificate
+
+log = structlog.get_logger(__name__)
 
 __all__ = ["OwnCredentials", "check_own_credentials", "make_authenticator", "make_guard"]
 
@@ -43,13 +48,19 @@ async def check_own_credentials(
     authenticator.trust_broker(identity.role)
 
 
-def make_guard(namespaces: Namespaces, settings: Settings) -> AccessGuard:
+def make_guard(namespaces: Namespaces, settings: Settings, audit: AuditLog) -> AccessGuard:
     """Make the check of commands against their access rules; it follows the policies."""
+    if not settings.superuser_roles:
+        log.warning(
+            "no_superuser_roles",
+            advice="Nobody may make tenants, name their admins, or do anything else that is for "
+            "superusers: name roles in superuser_roles.",
+        )
     authorizer = Authorizer(
         namespaces,
         frozenset(settings.superuser_roles),
         wildcards=settings.authorization_wildcards,
     )
-    guard = AccessGuard(authorizer, RULES, dry_run=settings.authorization == "dry_run")
+    guard = AccessGuard(authorizer, RULES, audit, dry_run=settings.authorization == "dry_run")
     namespaces.on_change(guard.policies_changed)
     return guard

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -17,16 +18,22 @@ from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
 from broker.policies.namespaces import Namespaces
+from broker.policies.policies_in_force import PoliciesInForce
+from broker.policies.topic_policies import TopicPolicies
 from broker.scalable.service import ScalableTopics
+from broker.topics.compactor import Compactions
 from broker.topics.idle_topics import IdleTopics
+from broker.topics.message_expiry import MessageExpiry
 from broker.topics.offloading import Offloads
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits, largest_message
+from broker.topics.rate_timer import RateTimer
 from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
 from broker.topics.stored_backlogs import StoredBacklogs
 from broker.transactions.service import Transactions
+from broker.wire.client_addresses import ClientAddresses
 from broker.wire.connection import Connection
 from broker.wire.gone_peers import GonePeers
 from broker.wire.handlers.produce import send
@@ -45,6 +52,7 @@ from config.bounds import (
 )
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
+from security.audit import AuditLog
 from security.reloading import Reloader
 from storage.clock import Clock
 from storage.damage import DamageReport
@@ -82,16 +90,21 @@ class Broker:
     managed_ledgers: ManagedLedgerFactory
     session: Session
     namespaces: Namespaces
+    topic_policies: TopicPolicies
+    policies: PoliciesInForce
     schemas: SchemaRegistry
     transactions: Transactions
     topics: TopicRegistry
     scalable: ScalableTopics
     producer_names: ProducerNames
     idle_topics: IdleTopics
+    message_expiry: MessageExpiry
     stored_backlogs: StoredBacklogs
     offloads: Offloads
+    compactions: Compactions
     damage: DamageReport
     _health: HealthCheck
+    _rate_timer: RateTimer
 
     def __init__(
         self, settings: Settings, *, clock: Clock, rng: random.Random, stores: Stores | None = None
@@ -111,6 +124,9 @@ class Broker:
         self.peer_memory = PeerMemory(
             PEER_MEMORY_BYTES, settings.max_connections, asyncio.get_running_loop().time
         )
+        self.client_addresses = ClientAddresses(
+            settings.max_connections_per_address, self.descriptors.binary
+        )
         self.gone_peers = GonePeers(self.connections)
         self.costly_requests = CostlyRequests(COSTLY_REQUESTS_AT_ONCE)
         self.own_credentials: OwnCredentials | None = None
@@ -120,8 +136,10 @@ class Broker:
         self.authorizer: Authorizer | None = None
         """Decides what roles may do; None: everything."""
         self.access_guard: AccessGuard | None = None
-        handshakes = Handshakes(self._has_room_for_handshake)
-        self.handshakes: dict[PortSetting, Handshakes] = {PortSetting.PORT_TLS: handshakes}
+        self.audit = AuditLog(time.monotonic)
+        self.handshakes: dict[PortSetting, Handshakes] = {
+            PortSetting.PORT_TLS: self.client_addresses.handshakes
+        }
         """The TLS handshakes of each port; that of the REST port is added by its server."""
         self.server_tls: ServerTls | None = None
         """The TLS of the ports; None if none has TLS."""
@@ -133,13 +151,7 @@ class Broker:
         self._checks: asyncio.Future[None] | None = None
         self._several: SeveralBrokers | None = None
         self._stores = stores
-        self._server = BinaryServer(
-            self,
-            handler_table(),
-            send,
-            max_connections=self.descriptors.binary,
-            handshakes=handshakes,
-        )
+        self._server = BinaryServer(self, handler_table(), send)
         self._tls_server: TlsBinaryServer | None = None
         self._exit = AsyncExitStack()
 
@@ -197,15 +209,14 @@ class Broker:
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self._sweep_orphans()
         await self._join_others()
-        self.namespaces = Namespaces(self.metadata, settings)
-        at_stop("namespaces", self.namespaces.stop)
-        await self.namespaces.start()
+        await self._open_policies()
         self._authorize()
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.producer_names = await ProducerNames.open(self.metadata, settings.cluster_name)
         self.transactions = Transactions(self)
         at_stop("transactions", self.transactions.stop)
         await self.transactions.start()
+        self.compactions = Compactions(self)
         self.topics = TopicRegistry(self)
         self.damage.on_loss(self.topics.entries_lost)
         at_stop("topics", self.topics.close)
@@ -240,7 +251,7 @@ class Broker:
         # Not imported at the top: a broker without it starts sooner.
         from broker.app.security import make_authenticator  # noqa: PLC0415
 
-        authenticator = make_authenticator(self.settings)
+        authenticator = make_authenticator(self.settings, audit=self.audit)
         if not authenticator.enabled:
             return
         self.authenticator = authenticator
@@ -266,7 +277,7 @@ class Broker:
             return
         from broker.app.security import make_guard  # noqa: PLC0415
 
-        guard = make_guard(self.namespaces, settings)
+        guard = make_guard(self.namespaces, settings, self.audit)
         self.access_guard, self.authorizer = guard, guard.authorizer
         self._release_at_stop("access", guard.stop)
         handlers = guard.guarded(handler_table())
@@ -301,8 +312,6 @@ class Broker:
                 self,
                 handler_table(),
                 send,
-                max_connections=self.descriptors.binary,
-                handshakes=self.handshakes[PortSetting.PORT_TLS],
                 context=lambda: tls.current,
             )
             self._tls_server.bind(settings.bind_host, settings.port_tls)
@@ -311,6 +320,14 @@ class Broker:
             http_port=settings.http_port_tls,
             only=not settings.plaintext_ports,
         )
+
+    async def _open_policies(self) -> None:
+        self.namespaces = Namespaces(self.metadata, self.settings)
+        self._release_at_stop("namespaces", self.namespaces.stop)
+        await self.namespaces.start()
+        self.topic_policies = TopicPolicies(self.metadata)
+        self._release_at_stop("topic_policies", self.topic_policies.stop)
+        self.policies = PoliciesInForce(self.namespaces, self.topic_policies, self.settings)
 
     async def _listen(self) -> None:
         if self.settings.plaintext_ports:
@@ -323,18 +340,25 @@ class Broker:
         if self._tls_server is not None:
             await self._tls_server.stop()
 
-    def _has_room_for_handshake(self, handshakes: int) -> bool:
-        return len(self.connections) + handshakes < self.descriptors.binary
-
     def _start_periodic_work(self) -> None:
         self.idle_topics = IdleTopics(self, asyncio.get_running_loop().time)
         self._release_at_stop("idle_topics", self.idle_topics.stop)
         self.idle_topics.start()
+        self.message_expiry = MessageExpiry(
+            self.topics.loaded, self.clock, self.settings.message_expiry_check_interval_s
+        )
+        self._release_at_stop("message_expiry", self.message_expiry.stop)
+        self.message_expiry.start()
+        self._rate_timer = RateTimer(self.topics.loaded, asyncio.get_running_loop().time)
+        self._release_at_stop("topic_rates", self._rate_timer.stop)
+        self._rate_timer.start()
         self.stored_backlogs = StoredBacklogs(self)
         self._release_at_stop("stored_backlogs", self.stored_backlogs.stop)
         self.stored_backlogs.start()
         self._release_at_stop("offloads", self.offloads.stop)
         self.offloads.start()
+        self._release_at_stop("compactions", self.compactions.stop)
+        self.compactions.start()
         self._release_at_stop("gone_peers", self.gone_peers.stop)
         self.gone_peers.start()
 
@@ -394,6 +418,7 @@ class Broker:
         await self.idle_topics.stop()
         await self.stored_backlogs.stop()
         await self.offloads.stop()
+        await self.compactions.stop()
         await self.scalable.stop()
         await self.transactions.stop_serving()
         await self.topics.close()

@@ -1,13 +1,13 @@
-"""The broker's sub-commands of `magnetar`.
+"""The sub-commands of `magnetar` that run a broker, or read its settings or its data directory.
 
 A failure is one sentence on standard error and a status other than 0.
 """
 
-import http.client
+import gc
 import json
-import ssl
-import urllib.error
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -15,23 +15,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from broker.cli.failure import fail
-from broker.cli.ledgers import register_ledgers
-from broker.cli.rest_client import RestFailure, fetch, not_trusted, refusal
-from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, asking
-from broker.cli.tokens import register_tokens
-from broker.cli.topics import register_topics
-from broker.cli.transactions import register_transactions
 from config.settings import Settings
 from magnetar.protocol.server_error import MagnetarError
 
 if TYPE_CHECKING:
-    from security.first_start import SecurityFiles
+    from security.first_start_files import SecurityFiles
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file of settings", envvar="MAGNETAR_CONFIG")
 ]
 PortTls = Annotated[
-    int | None, typer.Option(help="Binary protocol port with TLS, 6651 by custom [none]")
+    int | None, typer.Option(help="Binary protocol port with TLS, 6651 by custom; none unless set")
 ]
 BinaryPort = Annotated[int | None, typer.Option(help="Binary protocol port [6650]")]
 HttpPort = Annotated[int | None, typer.Option(help="REST and metrics port [8080]")]
@@ -40,9 +34,8 @@ Insecure = Annotated[
     bool | None, typer.Option("--insecure", help="Serve everybody who reaches the ports")
 ]
 HttpPortTls = Annotated[
-    int | None, typer.Option(help="REST and metrics port with TLS, 8443 by custom [none]")
+    int | None, typer.Option(help="REST and metrics port with TLS, 8443 by custom; none unless set")
 ]
-HEALTH_TIMEOUT_S = 3
 
 
 def _settings(
@@ -59,7 +52,12 @@ def _settings(
         raise fail(error) from error
 
 
-def _secured(config: Path | None, given: Mapping[str, object]) -> "SecurityFiles":
+def _secure_option(text: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option("--secure", help=text, envvar="MAGNETAR_SECURE")
+    return option
+
+
+def _make_security_files(config: Path | None, given: Mapping[str, object]) -> "SecurityFiles":
     """Make what a secure broker needs in its data directory, unless it is there."""
     from config.settings import ConfigurationError, one_setting
     from security.errors import InvalidSecret
@@ -73,7 +71,29 @@ def _secured(config: Path | None, given: Mapping[str, object]) -> "SecurityFiles
         raise fail(error) from error
 
 
+def _stays_secure(context: typer.Context, config: Path | None, given: Mapping[str, object]) -> bool:
+    """Whether `--secure` holds beside the other settings.
+
+    The option and `insecure` exclude each other.  MAGNETAR_SECURE is the default of the image: it
+    gives way to `insecure` and to settings of authentication.
+    """
+    from config.settings import ConfigurationError, one_flag, one_setting
+
+    try:
+        insecure = one_flag("insecure", config, given)
+        providers = one_setting("authentication_providers", config)
+    except ConfigurationError as error:
+        raise fail(error) from error
+    source = context.get_parameter_source("secure")
+    if source is not None and source.name == "ENVIRONMENT":
+        return not insecure and providers in ("", "()", "[]")
+    if insecure:
+        raise fail("--secure and --insecure exclude each other: give one of them.")
+    return True
+
+
 def standalone(
+    context: typer.Context,
     data_dir: Annotated[Path | None, typer.Option(help="Directory of all durable data")] = None,
     port: BinaryPort = None,
     http_port: HttpPort = None,
@@ -86,10 +106,10 @@ def standalone(
     insecure: Insecure = None,
     secure: Annotated[
         bool,
-        typer.Option(
-            "--secure",
-            help="TLS, tokens and authorization, by a key, a superuser's token and a certificate "
-            "that the first start makes in the data directory",
+        _secure_option(
+            "TLS, tokens and authorization, by a key, a superuser's token and a certificate that "
+            "the first start makes in the data directory; from the environment it gives way to "
+            "settings of authentication and to insecure"
         ),
     ] = False,
     config: ConfigFile = None,
@@ -105,11 +125,11 @@ def standalone(
         "advertised_host": advertised_host,
         "insecure": insecure,
     }
-    if secure and insecure:
-        raise fail("--secure and --insecure exclude each other: give one of them.")
+    if secure:
+        secure = _stays_secure(context, config, given)
     hints: Sequence[str] = ()
     if secure:
-        files = _secured(config, given)
+        files = _make_security_files(config, given)
         settings = _settings(config, given, files.settings)
         hints = files.hints(settings)
     else:
@@ -153,18 +173,46 @@ def broker(
 
 
 def _serve(settings: Settings, hints: Sequence[str] = ()) -> NoReturn:
-    from broker.cli.serving import serve
-    from config.logging import configure_logging
+    with quick_imports():
+        from broker.cli.serving import serve
+        from config.logging import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
     raise typer.Exit(serve(settings, hints))
 
 
-def show_config(config: ConfigFile = None) -> None:
-    """Print every setting with its value and meaning, as TOML that can be used again."""
-    from config.settings import is_secret
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import modules in less time and memory: imports are most of a broker's start."""
+    # Structlog loads rich where it finds it, for tracebacks; the broker prints them without.
+    hide = "rich" not in sys.modules
+    if hide:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # "There is no such module."
+    gc.disable()  # Modules make next to no garbage.
+    try:
+        yield
+    finally:
+        gc.enable()
+        if hide:
+            del sys.modules["rich"]
 
-    settings = _settings(config)
+
+def show_config(
+    context: typer.Context,
+    config: ConfigFile = None,
+    secure: Annotated[
+        bool, _secure_option("As `magnetar standalone --secure` sets them; see there")
+    ] = False,
+) -> None:
+    """Print every setting with its value and meaning, as TOML that can be used again."""
+    from config.settings import is_secret, one_setting
+
+    defaults: Mapping[str, object] = {}
+    if secure and _stays_secure(context, config, {}):
+        from security.first_start_files import SecurityFiles
+
+        defaults = SecurityFiles.of(Path(one_setting("data_dir", config))).settings
+    settings = _settings(config, defaults=defaults)
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         typer.echo(f"# {field.description or name}")
@@ -173,29 +221,6 @@ def show_config(config: ConfigFile = None) -> None:
         else:
             shown = value if isinstance(value, int | float | str | tuple) else str(value)
             typer.echo(f"{name} = {json.dumps(shown)}")
-
-
-@asking
-def health(admin: Admin = DEFAULT_ADMIN) -> None:
-    """Check the health of a broker: status 0 if it is well."""
-    url = f"{admin.url.rstrip('/')}/admin/v2/brokers/health"
-    known = None
-    try:
-        known = admin.authorization()
-        tls = admin.tls_context()
-        typer.echo(fetch(url, HEALTH_TIMEOUT_S, authorization=known, tls=tls).decode())
-    except RestFailure as error:
-        raise fail(error) from error
-    except urllib.error.HTTPError as error:
-        said = refusal(error, admin.url, known=known is not None)
-        raise fail(f"{url} reports a failure, {said}") from error
-    except http.client.HTTPException as error:
-        raise fail(f"{url} does not speak HTTP: name the broker's REST port.") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            raise fail(not_trusted(admin.url, reason)) from error
-        raise fail(f"{url} does not answer ({error}).") from error
 
 
 def backup(
@@ -213,13 +238,8 @@ def backup(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the sub-commands: the entry point of the group `magnetar.commands`."""
+    """Add the sub-commands that run a broker or need none."""
     app.command("standalone")(standalone)
     app.command("broker")(broker)
     app.command("config")(show_config)
-    app.command("health")(health)
     app.command("backup")(backup)
-    register_ledgers(app)
-    register_tokens(app)
-    register_topics(app)
-    register_transactions(app)

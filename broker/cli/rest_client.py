@@ -19,6 +19,8 @@ REDIRECTS_MAX = 5
 """Enough for a topic that moves meanwhile; it stops brokers that redirect in a circle."""
 
 _SAME_METHOD = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""Reasons of OpenSSL where the other side did not answer in TLS."""
 _NOT_ALLOWED = "{server} does not let this client do this"
 _WHO = "--token-file, --basic-user or --oauth2-key-file"
 
@@ -47,9 +49,9 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        known = req.has_header("Authorization")
+        with_credentials = req.has_header("Authorization")
         try:
-            newurl = redirect_target(req.full_url, newurl, with_credentials=known)
+            newurl = redirect_target(req.full_url, newurl, with_credentials=with_credentials)
         except RedirectRefused as error:
             raise RestFailure(str(error)) from None
         scheme, host, *_ = urllib.parse.urlsplit(newurl)
@@ -62,18 +64,25 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def client_context(
-    trust_file: Path | None, certificate_file: Path | None, key_file: Path | None
+    trust_file: Path | None,
+    certificate_file: Path | None,
+    key_file: Path | None,
+    pinned_file: Path | None = None,
 ) -> ssl.SSLContext:
     """Make a TLS context that verifies the broker, by the system's authorities without a file.
 
-    Raises `RestFailure` for files that cannot be used.
+    With `pinned_file` only a broker that shows the first certificate of that file is trusted, by
+    whatever name it is reached.  Raises `RestFailure` for files that cannot be used.
     """
     try:
-        context = ssl.create_default_context(cafile=trust_file)
-    except (OSError, ssl.SSLError) as error:
+        if pinned_file is None:
+            context = ssl.create_default_context(cafile=trust_file)
+        else:
+            context = _pinning_context(pinned_file.read_text("ascii"))
+    except (OSError, ssl.SSLError, ValueError) as error:
         raise RestFailure(
-            f"{trust_file} cannot be used ({error}): name a PEM file with the certificates of "
-            "authorities by --tls-trust-file."
+            f"{pinned_file or trust_file} cannot be used ({error}): name a PEM file with the "
+            "certificates of authorities by --tls-trust-file."
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate_file is not None:
@@ -85,6 +94,16 @@ def client_context(
                 f"{files} cannot be used ({error}): name the PEM files of a certificate and of its "
                 "key by --tls-certificate-file and --tls-key-file."
             ) from error
+    return context
+
+
+def _pinning_context(chain: str) -> ssl.SSLContext:
+    # Not its authorities: others have certificates of those as well.
+    leaf, end, _ = chain.partition("-----END CERTIFICATE-----")
+    context = ssl.create_default_context(cadata=leaf + end)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    # The broker is reached by the loopback address, which its certificate need not have.
+    context.check_hostname = False
     return context
 
 
@@ -121,16 +140,11 @@ def call(
                 f"The brokers redirected the request more than {REDIRECTS_MAX} times, last to "
                 f"{redirects.at}: the owner of the topic is changing. Try again."
             ) from error
-        known = authorization is not None
-        raise RestFailure(refusal(error, redirects.at, known=known)) from error
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            raise RestFailure(not_trusted(redirects.at, reason)) from error
-        raise RestFailure(
-            f"No broker answers at {redirects.at} ({reason}): start one with "
-            "`magnetar standalone`, or name another with --admin-url."
-        ) from error
+        with_credentials = authorization is not None
+        text = refusal(error, redirects.at, with_credentials=with_credentials)
+        raise RestFailure(text) from error
+    except OSError as error:  # Of urllib, or of the connection or its TLS while it is read.
+        raise RestFailure(no_answer(redirects.at, error)) from error
     except http.client.HTTPException as error:
         raise RestFailure(
             f"{redirects.at} is no REST interface: name the broker's REST port (8080 unless set "
@@ -166,6 +180,30 @@ def _opened(
     return cast("http.client.HTTPResponse", opener.open(request, timeout=timeout_s))
 
 
+def no_answer(server: str, error: Exception) -> str:
+    """The sentence for a server that sent no answer, with the next step."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return not_trusted(server, reason)
+    tls_reason = reason.reason if isinstance(reason, ssl.SSLError) else None
+    if tls_reason is not None and "CERTIFICATE_REQUIRED" in tls_reason:
+        return (
+            f"{server} wants a certificate of its clients: give one by --tls-certificate-file and "
+            "--tls-key-file."
+        )
+    if tls_reason in _NO_TLS:
+        return f"{server} does not speak TLS: write http://, or name the broker's port with TLS."
+    if isinstance(reason, http.client.RemoteDisconnected) and server.startswith("http://"):
+        return (
+            f"{server} closed the connection without an answer: write https:// if that is a port "
+            "with TLS, or name the broker's REST port."
+        )
+    return (
+        f"No broker answers at {server} ({reason}): start one with `magnetar standalone`, or name "
+        "another with --admin-url."
+    )
+
+
 def not_trusted(server: str, error: ssl.SSLCertVerificationError) -> str:
     """The sentence for a certificate that could not be verified."""
     return (
@@ -174,8 +212,8 @@ def not_trusted(server: str, error: ssl.SSLCertVerificationError) -> str:
     )
 
 
-def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) -> str:
-    """The status and the reason of an HTTP error, as one line; `known`: there were credentials."""
+def refusal(error: urllib.error.HTTPError, server: str, *, with_credentials: bool = False) -> str:
+    """The status, the reason and the next step of an HTTP error, as one line."""
     try:
         reason = rest_reason(error.read(BODY_MAX))
     except (OSError, http.client.HTTPException):  # The status is known; the rest is lost.
@@ -184,7 +222,7 @@ def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) 
     own = reason not in ("", error.reason, f"HTTP {status}")
     if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         said = reason.rstrip(". ") if own else _NOT_ALLOWED.format(server=server)
-        return f"{status}: {said}. {_next_step(error.code, known=known)}"
+        return f"{status}: {said}. {_next_step(error.code, with_credentials=with_credentials)}"
     if own:
         return f"{status}: {reason}"
     # Every error of a Magnetar broker has a reason.
@@ -194,10 +232,10 @@ def refusal(error: urllib.error.HTTPError, server: str, *, known: bool = False) 
     )
 
 
-def _next_step(code: int, *, known: bool) -> str:
+def _next_step(code: int, *, with_credentials: bool) -> str:
     if code == HTTPStatus.FORBIDDEN:
         return f"Give the credentials of a role that may do this ({_WHO})."
-    if known:
+    if with_credentials:
         return f"Give other credentials ({_WHO})."
     return f"Give credentials ({_WHO})."
 

@@ -6,40 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 from urllib.parse import quote
 
 import typer
 
+from broker.cli.local_broker import LocalAccess
 from broker.cli.rest_client import RestFailure, call, client_context
 from magnetar.cli.option_group import with_options
 from magnetar.cli.security_options import SecurityOptions
 from magnetar.protocol.server_error import MagnetarError
+from storage.data_directory import ADDRESS_FILE
 
 DEFAULT_ADMIN_URL: Final = "http://127.0.0.1:8080"
-HTTP_PORT_TLS: Final = 8443
-"""The REST port of a broker that was started with `--secure`, unless it is set otherwise."""
-
-
-class LocalBroker(NamedTuple):
-    """A broker of this machine that was started with `--secure`."""
-
-    url: str
-    certificate: Path
-    token: Path
-
-    @classmethod
-    def of(cls, data_dir: Path | None) -> "LocalBroker | None":
-        """The broker with this data directory; None if it was not started so, or is not ours."""
-        if data_dir is None:
-            return None
-        files = data_dir / "security"
-        certificate, token = files / "certificate.pem", files / "admin.token"
-        # Not `Path.is_file`, which raises for a directory that others may not enter.
-        if not (os.path.isfile(certificate) and os.path.isfile(token)):
-            return None
-        port = os.environ.get("MAGNETAR_HTTP_PORT_TLS") or HTTP_PORT_TLS
-        return cls(f"https://127.0.0.1:{port}", certificate, token)
 
 
 @dataclass(frozen=True)
@@ -54,7 +33,8 @@ class Admin(SecurityOptions):
         typer.Option(
             "--admin-url",
             envvar="MAGNETAR_ADMIN_URL",
-            help=f"REST address of a broker [{DEFAULT_ADMIN_URL}, or that of --data-dir]",
+            help="REST address of a broker; without it that of --data-dir, else "
+            f"{DEFAULT_ADMIN_URL}",
         ),
     ] = None
     data_dir: Annotated[
@@ -62,22 +42,40 @@ class Admin(SecurityOptions):
         typer.Option(
             "--data-dir",
             envvar="MAGNETAR_DATA_DIR",
-            help="Without --admin-url: the data directory of a broker that runs on this machine "
-            "with --secure; its address, certificate and token are used",
+            help="Without --admin-url: the data directory of a broker that runs on this machine; "
+            "its address, and after --secure its certificate and token, are used",
         ),
     ] = None
 
     @cached_property
-    def _local(self) -> LocalBroker | None:
+    def local(self) -> LocalAccess | None:
+        """The broker of this machine; None if an address is given, or nothing is known of one."""
         # Its token is never sent to an address that somebody named.
-        return LocalBroker.of(self.data_dir) if self.admin_url is None else None
+        if self.admin_url is not None:
+            return None
+        found = LocalAccess.of(self.data_dir)
+        # The image always has the variable, also where a broker of a cluster writes no file.
+        by_environment = os.environ.get("MAGNETAR_DATA_DIR")
+        if found is None and self.data_dir not in (None, by_environment and Path(by_environment)):
+            # The default address may be that of another broker, which this command would change.
+            raise typer.BadParameter(
+                f"no broker with the data directory {self.data_dir} runs here (its file "
+                f"{ADDRESS_FILE} is missing, or cannot be read): start one with `magnetar "
+                f"standalone --data-dir {self.data_dir}`, or name its address by --admin-url."
+            )
+        return found
 
     @property
     def url(self) -> str:
         """The REST address of the broker."""
-        if self._local is not None:
-            return self._local.url
+        if self.local is not None:
+            return self.local.url
         return self.admin_url or DEFAULT_ADMIN_URL
+
+    @property
+    def names_credentials(self) -> bool:
+        """Whether the command line or the environment has credentials."""
+        return not (self.token_text is None and self.basic is None and self.oauth2 is None)
 
     def authorization(self) -> str | None:
         """The header `Authorization`, or None without credentials.
@@ -95,8 +93,9 @@ class Admin(SecurityOptions):
         from magnetar.credentials.rest import RestCredentials
 
         token, basic, oauth2 = self.token_text, self.basic, self.oauth2
-        if self._local is not None and token is None and basic is None and oauth2 is None:
-            token = self._local.token.absolute().as_uri()
+        own = None if self.local is None else self.local.token
+        if own is not None and not self.names_credentials:
+            token = own.as_uri()
         # One for all requests of a command, as it keeps the token of an issuer.
         return RestCredentials(token, basic, oauth2).authorization
 
@@ -105,9 +104,11 @@ class Admin(SecurityOptions):
         if not self.url.startswith("https://"):
             return None
         trust, own, key = self.tls_trust_file, self.tls_certificate_file, self.tls_key_file
-        if self._local is not None:
-            trust = trust or self._local.certificate
-        context = client_context(trust, own, key)
+        local = self.local
+        if local is not None and local.broker is not None and own is None:
+            own, key = local.broker.client_files
+        pinned = None if trust is not None or local is None else local.certificate
+        context = client_context(trust, own, key, pinned)
         if not (self.tls_check_certificate and self.tls_check_hostname):
             context.check_hostname = False
         if not self.tls_check_certificate:
@@ -116,6 +117,14 @@ class Admin(SecurityOptions):
 
 
 DEFAULT_ADMIN: Final = Admin()
+TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
+
+NameArgument = Annotated[
+    str, typer.Argument(help="topic://tenant/namespace/name, or just a name; see --namespace")
+]
+OfNamespace = Annotated[
+    bool, typer.Option("--namespace", help="The argument is a namespace: tenant/namespace")
+]
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
@@ -134,6 +143,14 @@ def topic_path(topic: str) -> str:
             f"{topic!r} is not a scalable topic: write topic://tenant/namespace/name."
         )
     return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def quoted_namespace(namespace: str) -> str:
+    """The part of a REST path that names a namespace.  Raises typer.BadParameter."""
+    parts = namespace.split("/")
+    if len(parts) != 2 or not all(parts):
+        raise typer.BadParameter(f"{namespace!r} is not a namespace: write tenant/namespace.")
+    return quote(namespace)
 
 
 def ask(admin: Admin, method: str, path: str, body: object | None = None) -> object:

@@ -8,13 +8,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from broker.app.descriptors import raise_descriptor_limit, share_descriptors
 from broker.app.service import Broker
+from broker.cli.local_broker import AddressNote
 from broker.placement import BrokerAddress
 from broker.wire.listening import CannotListen, bind_port, ports_of
 from config.bounds import BROKER_STOP_S
@@ -38,6 +39,13 @@ log = structlog.get_logger(__name__)
 ADMIN_MODULE = "broker.admin.app"
 
 DEFAULT_HTTP_PORT = 8080
+_CREDENTIALS: Final[Mapping[str, str]] = {
+    "token": " --token-file FILE",
+    "oidc": " --token-file FILE",
+    "basic": " --basic-user USER --basic-password-file FILE",
+    "tls": " --tls-certificate-file FILE --tls-key-file FILE",
+}
+"""The options of commands that log in by a provider of `authentication_providers`."""
 
 GC_THRESHOLD = 50_000
 """Young allocations between garbage collections.
@@ -87,6 +95,7 @@ async def _serve(settings: Settings, hints: Sequence[str]) -> int:
     broker = Broker(settings, clock=SystemClock(), rng=random.Random())
     broker.descriptors.warn_if_short()
     admin: AdminServer | None = None
+    note: AddressNote | None = None
     try:
         if settings.in_cluster:
             # Other brokers call this one from the moment it is registered.
@@ -95,6 +104,8 @@ async def _serve(settings: Settings, hints: Sequence[str]) -> int:
             return 0
         admin = await _admin_server(broker)
         await admin.start()
+        note = AddressNote(settings, broker.placement.me)
+        note.write()
         gc.freeze()
         _check_files_at_hangup(broker)
         took_s = time.monotonic() - started
@@ -107,6 +118,8 @@ async def _serve(settings: Settings, hints: Sequence[str]) -> int:
         except TimeoutError:
             log.warning("drain_timed_out", timeout_s=settings.drain_timeout_s)
     finally:
+        if note is not None:
+            note.remove()
         if admin is not None:
             await admin.stop()
         await stop_in_time(broker.stop())
@@ -175,9 +188,7 @@ def banner(settings: Settings, me: BrokerAddress, took_s: float, hints: Sequence
     `hints` are commands to type before those.
     """
     command = sys.argv[0] if sys.argv[0].endswith("magnetar") else "magnetar"
-    rest = me.web_url_for(tls=False)
-    default = hints or me.web_url.endswith(f":{DEFAULT_HTTP_PORT}")
-    where = "" if default else f" --admin-url {rest}"
+    where = "" if hints else _options(settings, me)
     return "\n".join(
         [
             "",
@@ -196,6 +207,17 @@ def banner(settings: Settings, me: BrokerAddress, took_s: float, hints: Sequence
             "",
         ]
     )
+
+
+def _options(settings: Settings, me: BrokerAddress) -> str:
+    """The options by which commands of REST reach this broker, without values for the files."""
+    rest = me.web_url_for(tls=False)
+    options = "" if me.web_url.endswith(f":{DEFAULT_HTTP_PORT}") else f" --admin-url {rest}"
+    if rest.startswith("https://"):
+        options += " --tls-trust-file FILE"
+    if settings.authentication_providers:
+        options += _CREDENTIALS[settings.authentication_providers[0]]
+    return options
 
 
 def _rest_paths(url: str | None) -> str:

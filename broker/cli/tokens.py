@@ -39,7 +39,7 @@ SecretKey = Annotated[
     str | None, typer.Option("--secret-key", "-sk", help=f"Secret: {_KEY_FORMS}", metavar="KEY")
 ]
 TokenArgument = Annotated[
-    str | None, typer.Argument(help="The token [without it, and -i or -f: $TOKEN]")
+    str | None, typer.Argument(help="The token; without it, -i and -f: $TOKEN")
 ]
 FromInput = Annotated[bool, typer.Option("--stdin", "-i", help="Read the token from there")]
 TokenFile = Annotated[

@@ -3,22 +3,24 @@
 import time
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
+from broker.cli.auto_scale import add_auto_scale
+from broker.cli.compaction import add_compaction
+from broker.cli.grace_period import add_grace_period
 from broker.cli.offload import add_offload
 from broker.cli.rest_commands import (
     DEFAULT_ADMIN,
     Admin,
+    TopicArgument,
     ask,
     asking,
     mapping,
     printable,
+    quoted_namespace,
     topic_path,
 )
-
-TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
 
 
 @asking
@@ -38,10 +40,7 @@ def list_topics(
     admin: Admin = DEFAULT_ADMIN,
 ) -> None:
     """List the scalable topics of a namespace."""
-    parts = namespace.split("/")
-    if len(parts) != 2 or not all(parts):
-        raise typer.BadParameter(f"{namespace!r} is not a namespace: write tenant/namespace.")
-    answer = ask(admin, "GET", f"/admin/v2/scalable/{quote(namespace)}")
+    answer = ask(admin, "GET", f"/admin/v2/scalable/{quoted_namespace(namespace)}")
     for name in answer if isinstance(answer, list) else []:
         typer.echo(printable(name))
 
@@ -81,6 +80,19 @@ def delete(
 
 
 @asking
+def migrate(
+    topic: TopicArgument,
+    force: Annotated[
+        bool, typer.Option(help="Even while v4 clients are connected: they get TopicTerminated")
+    ] = False,
+    admin: Admin = DEFAULT_ADMIN,
+) -> None:
+    """Make an ordinary topic, partitioned or not, scalable in place."""
+    ask(admin, "POST", f"{topic_path(topic)}/migrate?force={str(force).lower()}")
+    typer.echo(f"{topic} is scalable now. v5 clients go on; the old partitions are read first.")
+
+
+@asking
 def split(
     topic: TopicArgument,
     segment: Annotated[int, typer.Argument(help="Id of an active segment")],
@@ -94,26 +106,41 @@ def split(
 @asking
 def merge(
     topic: TopicArgument,
-    first: Annotated[int, typer.Argument(help="Id of an active segment")],
-    second: Annotated[int, typer.Argument(help="Id of an adjacent active segment")],
+    segments: Annotated[list[int], typer.Argument(help="Ids of adjacent active segments")],
     admin: Admin = DEFAULT_ADMIN,
 ) -> None:
-    """Merge two adjacent active segments into one."""
-    ask(admin, "POST", f"{topic_path(topic)}/merge/{first}/{second}")
-    typer.echo(f"Merged segments {first} and {second} of {topic}.")
+    """Merge adjacent active segments, two or more, into one."""
+    ask(admin, "POST", f"{topic_path(topic)}/merge/{'/'.join(str(each) for each in segments)}")
+    *others, last = segments
+    named = f"{', '.join(str(each) for each in others)} and {last}" if others else str(last)
+    typer.echo(f"Merged segments {named} of {topic}.")
+
+
+@asking
+def rebucket(
+    topic: TopicArgument,
+    segment: Annotated[int, typer.Argument(help="Id of an active segment")],
+    buckets: Annotated[int, typer.Argument(help="Number of entry buckets that it gets")],
+    admin: Admin = DEFAULT_ADMIN,
+) -> None:
+    """Let more consumers share one active segment, which gets another number of entry buckets."""
+    ask(admin, "POST", f"{topic_path(topic)}/rebucket/{segment}?bucketCount={buckets}")
+    typer.echo(f"Segment {segment} of {topic} has a successor with {buckets} entry buckets.")
 
 
 @asking
 def history(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
-    """Show the splits, merges and moves of a topic, oldest first."""
+    """Show the changes of a topic's layout and their reasons, oldest first."""
     answer = ask(admin, "GET", f"{topic_path(topic)}/history")
-    for entry in answer if isinstance(answer, list) else []:
-        event = mapping(entry)
+    events = [mapping(entry) for entry in answer] if isinstance(answer, list) else []
+    width = max((len(str(event.get("kind"))) for event in events), default=0)
+    for event in events:
         time_s = int(str(event.get("timeMs", 0))) / 1000
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
+        cause = f"  {printable(str(event['cause']))}" if event.get("cause") else ""
         typer.echo(
-            f"{at}Z  epoch {event.get('epoch'):>4}  {event.get('kind'):<7}"
-            f"  {_ids(event.get('parents'))} -> {_ids(event.get('children'))}"
+            f"{at}Z  epoch {event.get('epoch'):>4}  {event.get('kind'):<{width}}"
+            f"  {_ids(event.get('parents'))} -> {_ids(event.get('children'))}{cause}"
         )
 
 
@@ -124,6 +151,25 @@ def stats(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     typer.echo(
         f"{topic}  epoch {answer.get('epoch')}  {answer.get('activeSegments')} active segment(s)"
     )
+    _show_traffic(answer)
+
+
+@asking
+def segment_stats(
+    topic: TopicArgument,
+    segment: Annotated[int, typer.Argument(help="Id of a segment")],
+    admin: Admin = DEFAULT_ADMIN,
+) -> None:
+    """Show the owner of one segment, its traffic, and the backlog of each subscription."""
+    answer = mapping(ask(admin, "GET", f"{topic_path(topic)}/segments/{segment}/stats"))
+    typer.echo(
+        f"{topic}  segment {segment}  at {printable(str(answer.get('ownerBroker')))}  "
+        f"{_length(answer.get('producers'))} producer(s)"
+    )
+    _show_traffic(answer)
+
+
+def _show_traffic(answer: Mapping[str, object]) -> None:
     typer.echo(
         f"  stored {_size(answer, 'storageSize')}, "
         f"in {_rate(answer, 'msgRateIn', 'msgThroughputIn')}, "
@@ -131,11 +177,16 @@ def stats(topic: TopicArgument, admin: Admin = DEFAULT_ADMIN) -> None:
     )
     for name, value in mapping(answer.get("subscriptions")).items():
         subscription = mapping(value)
+        consumers = subscription.get("consumerCount", _length(subscription.get("consumers")))
         typer.echo(
             f"  {printable(name)}: backlog {_backlog(subscription)}, "
             f"out {_rate(subscription, 'msgRateOut', 'msgThroughputOut')}, "
-            f"{subscription.get('consumerCount', 0)} consumer(s)"
+            f"{consumers} consumer(s)"
         )
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list) else 0
 
 
 def _backlog(subscription: Mapping[str, object]) -> str:
@@ -168,14 +219,22 @@ def _size(members: Mapping[str, object], name: str) -> str:
 
 def register_topics(app: typer.Typer) -> None:
     """Add the `topics` group."""
-    group = typer.Typer(help="Scalable topics: create, show, split, merge.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Scalable topics: create, show, split, merge, migrate.", no_args_is_help=True
+    )
     group.command("create")(create)
     group.command("list")(list_topics)
     group.command("get")(get)
     group.command("delete")(delete)
+    group.command("migrate")(migrate)
     group.command("split")(split)
     group.command("merge")(merge)
+    group.command("rebucket")(rebucket)
     group.command("history")(history)
     group.command("stats")(stats)
+    group.command("segment-stats")(segment_stats)
+    add_auto_scale(group)
+    add_grace_period(group)
     add_offload(group)
+    add_compaction(group)
     app.add_typer(group, name="topics")

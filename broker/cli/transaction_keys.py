@@ -11,7 +11,9 @@ from config.bounds import TXN_KEYS_LISTED
 
 BASE = "/admin/v2/transactions/transaction-keys"
 KeyArgument = Annotated[str, typer.Argument(help="Name of the key")]
-OwnerOption = Annotated[str, typer.Option(help="Role that owns the key; anonymous if not given")]
+OwnerOption = Annotated[
+    str, typer.Option(help="Role that owns the key; yours if not given, for superusers anonymous")
+]
 _COLUMNS = (
     f"{'key':<24}  {'owner':<12}  {'epoch':>6}  {'transaction':<16}  {'state':<9}  "
     f"{'age':>8}  {'idle':>8}  connections"

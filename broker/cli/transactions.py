@@ -141,7 +141,8 @@ def why(
     pinned = 0
     for segment in segments:
         rows = _rows(segment.get("transactions"))
-        if not rows:
+        # Those of other roles are only counted.
+        if not rows and not segment.get("open"):
             continue
         pinned += 1
         state = "is not loaded"
@@ -149,7 +150,8 @@ def why(
             state = f"is read up to {segment.get('horizon')} of {segment.get('lastConfirmed')}"
         count = f"{segment.get('open')}{' or more' if segment.get('more') else ''}"
         typer.echo(f"{segment.get('segment')} {state}: {count} transaction(s), {len(rows)} shown")
-        typer.echo(f"  {_COLUMNS}")
+        if rows:
+            typer.echo(f"  {_COLUMNS}")
         for row in rows:
             at = row.get("firstPosition") or row.get("floor") or row.get("readableUpTo")
             typer.echo(f"  {_line(row)}  from {at or '(nothing written)'}")

@@ -19,6 +19,8 @@ from prometheus_client.registry import Collector
 from broker.app.service import Broker
 from broker.metrics.offload import offload_metrics
 from broker.metrics.placement import placement_metrics
+from broker.metrics.scalable import scalable_metrics
+from broker.metrics.scaling import scaling_metrics
 from broker.metrics.security import security_metrics
 from broker.metrics.stores import (
     bookkeeper_metrics,
@@ -48,6 +50,8 @@ class BrokerCollector(Collector):
         yield from transaction_metrics(broker)
         yield from placement_metrics(broker)
         yield from offload_metrics(broker)
+        yield from scalable_metrics(broker)
+        yield from scaling_metrics(broker)
         yield from metadata_metrics(broker.metadata, self._cluster)
         if not broker.settings.in_cluster:
             yield from damage_metrics(broker.damage, self._cluster)

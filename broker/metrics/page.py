@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from broker.app.service import Broker
 from broker.metrics.exposition import make_broker_registry, topic_families
+from broker.metrics.scalable import values_of
 from config.bounds import METRICS_KEPT_FACTOR, METRICS_PART_SAMPLES
 
 
@@ -64,7 +65,8 @@ class MetricsPage:
         """The page in parts that take the event loop a few milliseconds each."""
         families = topic_families(self._broker)
         topics = list(self._broker.topics.loaded().values())
-        for _ in families.collect(topics, self._broker.topics.unloaded.by_topic):
+        scalable = values_of(self._broker, self._broker.scalable.in_memory())
+        for _ in families.collect(topics, self._broker.topics.unloaded.by_topic, scalable):
             yield ""
         yield from _bundled(families.text())
         yield from _bundled(_text_of(metric) for metric in self._registry.collect())

@@ -36,6 +36,14 @@ def security_metrics(broker: Broker) -> Iterator[Metric]:
         yield from _logins(broker.authenticator, cluster)
     if broker.access_guard is not None:
         yield from _access(broker.access_guard, cluster)
+    if broker.authenticator is not None or broker.access_guard is not None:
+        dropped = CounterMetricFamily(
+            "magnetar_audit_lines_dropped",
+            "Lines of the audit log that were left out above its bounds",
+            labels=("cluster",),
+        )
+        dropped.add_metric((cluster,), broker.audit.dropped)
+        yield dropped
     if broker.reloader.parts:
         failures = CounterMetricFamily(
             "magnetar_security_reload_failures_total",

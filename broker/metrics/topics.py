@@ -5,13 +5,21 @@ parts the caller may let the event loop go on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple
 
+from broker.metrics.scalable import (
+    ORDERED_CONSUMERS,
+    ORDERED_CONSUMERS_TEXT,
+    SEGMENT_GAUGES,
+    ScalableTopicValues,
+)
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.unloaded_backlogs import UnloadedBacklog
 from config.bounds import METRICS_PART_SAMPLES
 
+LEFT_OUT: Final = "magnetar_producer_names_left_out"
 _TOPIC = ("cluster", "namespace", "topic")
 _SUBSCRIPTION = (*_TOPIC, "subscription")
 _ENDED = (*_SUBSCRIPTION, "status")
@@ -47,7 +55,12 @@ _FAMILIES: Mapping[str, _Family] = {
             "pulsar_msg_backlog": "Entries not acknowledged, over all subscriptions",
             "pulsar_storage_size": "Bytes stored",
             "pulsar_storage_offloaded_size": "Bytes of ledgers that have a copy",
+            "pulsar_compaction_removed_event_count": "Messages that compactions removed",
+            "pulsar_compaction_succeed_count": "Compactions that succeeded",
+            "pulsar_compaction_failed_count": "Compactions that failed",
+            "pulsar_compaction_duration_time_in_mills": "Duration of the last compaction",
             "pulsar_txn_tb_active_total": "Transactions with writes here, not ended",
+            LEFT_OUT: "Producer names whose sequence ids did not fit the last snapshot",
         },
     ),
     **_families(
@@ -84,6 +97,8 @@ _FAMILIES: Mapping[str, _Family] = {
             "pulsar_subscription_acknowledged_messages_total": "Messages acknowledged",
         },
     ),
+    **_families(_TOPIC, "gauge", SEGMENT_GAUGES),
+    **_families(_SUBSCRIPTION, "gauge", {ORDERED_CONSUMERS: ORDERED_CONSUMERS_TEXT}),
     **_families(
         _ENDED,
         "counter",
@@ -121,25 +136,26 @@ class TopicFamilies:
         self._sums: dict[tuple[str, str], float] = {}
 
     def collect(
-        self, topics: Iterable[Topic], unloaded: Mapping[str, UnloadedBacklog]
+        self,
+        topics: Iterable[Topic],
+        unloaded: Mapping[str, UnloadedBacklog],
+        scalable: Iterable[ScalableTopicValues] = (),
     ) -> Iterator[None]:
         """Collect all samples; yields after each part of METRICS_PART_SAMPLES.
 
         `unloaded` has the backlogs of topics that are not loaded, by name.
         """
-        count = 0
-        for topic in topics:
-            for name, labels, value in self._samples_of(topic):
-                self._add(name, labels, value)
-                count += 1
-                if count % METRICS_PART_SAMPLES == 0:
-                    yield
-        for topic_name, backlog in list(unloaded.items()):
-            for name, labels, value in self._samples_of_unloaded(topic_name, backlog):
-                self._add(name, labels, value)
-                count += 1
-                if count % METRICS_PART_SAMPLES == 0:
-                    yield
+        samples = chain(
+            chain.from_iterable(self._samples_of(each) for each in topics),
+            chain.from_iterable(
+                self._samples_of_unloaded(name, backlog) for name, backlog in list(unloaded.items())
+            ),
+            chain.from_iterable(self._samples_of_scalable(each) for each in scalable),
+        )
+        for count, (name, labels, value) in enumerate(samples, start=1):
+            self._add(name, labels, value)
+            if count % METRICS_PART_SAMPLES == 0:
+                yield
         namespaces: dict[str, _Labels] = {}
         for (name, namespace), value in self._sums.items():
             if namespace not in namespaces:
@@ -174,6 +190,8 @@ class TopicFamilies:
         subscriptions = list(topic.subscriptions.values())
         for metric, value in _values_of_topic(topic, subscriptions):
             yield metric, labels, value
+        if topic.sequences.left_out:
+            yield LEFT_OUT, labels, topic.sequences.left_out
         for subscription in subscriptions:
             labels = self._labels(_SUBSCRIPTION, namespace, name, subscription.name)
             for metric, value in _values_of_subscription(subscription):
@@ -198,6 +216,16 @@ class TopicFamilies:
             yield "pulsar_subscription_back_log", labels, entries
             yield "pulsar_subscription_consumers_count", labels, 0
 
+    def _samples_of_scalable(
+        self, values: ScalableTopicValues
+    ) -> Iterator[tuple[str, _Labels, float]]:
+        labels = self._labels(_TOPIC, values.namespace, values.topic)
+        for name, value in zip(SEGMENT_GAUGES, values.gauges, strict=True):
+            yield name, labels, value
+        for subscription, consumers in values.consumers.items():
+            of_subscription = (values.namespace, values.topic, subscription)
+            yield ORDERED_CONSUMERS, self._labels(_SUBSCRIPTION, *of_subscription), consumers
+
 
 def _values_of_topic(
     topic: Topic, subscriptions: list[Subscription]
@@ -217,6 +245,11 @@ def _values_of_topic(
     yield "pulsar_txn_tb_active_total", topic.buffer.open_count
     yield "pulsar_txn_tb_committed_total", topic.buffer.commits
     yield "pulsar_txn_tb_aborted_total", topic.buffer.aborts
+    if topic.compaction.started_ms:
+        yield "pulsar_compaction_removed_event_count", topic.compaction.removed_total
+        yield "pulsar_compaction_succeed_count", topic.compaction.succeeded_total
+        yield "pulsar_compaction_failed_count", topic.compaction.failed_total
+        yield "pulsar_compaction_duration_time_in_mills", topic.compaction.duration_ms
     if copied := sum(info.size_bytes for info in topic.ledger.offload.copied()):
         yield "pulsar_storage_offloaded_size", copied
 

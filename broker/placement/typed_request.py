@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
     ClassVar,
@@ -135,7 +135,7 @@ def encode(value: object) -> object:
             )
         return name
     if isinstance(value, SegmentName | TopicName):
-        return str(value)
+        return segment_json(value) if isinstance(value, SegmentName) else str(value)
     if isinstance(value, Jsonable):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -150,7 +150,7 @@ def decode(hint: object, value: object) -> object:
 
     It knows text, numbers, booleans, None, unions of a type with None, EARLIEST and LATEST, names
     of topics and segments, mappings, sequences, `object` for any JSON, and types with `from_json`.
-    Raises ValueError, `InvalidTopicName`.
+    Raises ValueError, KeyError, `InvalidTopicName`.
     """
     if isinstance(hint, UnionType):
         if value is None and NoneType in get_args(hint):
@@ -158,12 +158,29 @@ def decode(hint: object, value: object) -> object:
         return decode(next(each for each in get_args(hint) if each is not NoneType), value)
     if hint is Position and isinstance(value, str) and value in _POSITIONS:
         return _POSITIONS[value]
-    if hint in (SegmentName, TopicName) and isinstance(value, str):
-        name = parse_topic_name(value)
-        return name if hint is TopicName else segment_name(name)
+    if hint in (SegmentName, TopicName) and isinstance(value, str | dict):
+        return segment_in(value) if hint is SegmentName else parse_topic_name(str(value))
     if hint is object or hint is type(value):
         return value
     return _composed(hint, value)
+
+
+def segment_json(segment: SegmentName) -> str | dict[str, str]:
+    """Return the JSON of a segment's name: its text, with the legacy topic if it has one."""
+    if segment.legacy_topic is None:
+        return str(segment)
+    text = str(replace(segment, legacy_topic=None))
+    return {"segment": text, "legacyTopic": str(segment.legacy_topic)}
+
+
+def segment_in(value: object) -> SegmentName:
+    """Return the segment that JSON names.  Raises ValueError, KeyError, `InvalidTopicName`."""
+    if isinstance(value, str):
+        return segment_name(parse_topic_name(value))
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is no name of a segment")
+    segment = segment_name(parse_topic_name(str(value["segment"])))
+    return replace(segment, legacy_topic=parse_topic_name(str(value["legacyTopic"])))
 
 
 def _composed(hint: object, value: object) -> object:
@@ -182,7 +199,7 @@ def _composed(hint: object, value: object) -> object:
 def _decoded(hint: object, value: object, what: str) -> object:
     try:
         return decode(hint, value)
-    except (ValueError, MagnetarError) as error:
+    except (ValueError, KeyError, MagnetarError) as error:
         raise MalformedRequest(
             f"{what} is malformed ({error}): look at the log of the broker that sent it."
         ) from error

@@ -100,9 +100,17 @@ def access_denied(questions: Sequence[Access]) -> AccessDenied:
     """The error for a peer that may not have all of these accesses."""
     asked = "; ".join(map(described, questions[:DENIALS_SHOWN]))
     return AccessDenied(
-        f"The role of this client may not have all of this: {asked}.  Ask an administrator for a "
-        "grant."
+        f"The role of this client lacks a permission: {asked}. {_next_step(questions)}"
     )
+
+
+def _next_step(questions: Sequence[Access]) -> str:
+    needs = {each.need for each in questions[:DENIALS_SHOWN]}
+    if Need.SUPERUSER in needs:
+        return "No grant gives it: brokers name these roles in superuser_roles."
+    if Need.TENANT_ADMIN in needs:
+        return "Ask a superuser to name the role in the tenant's adminRoles."
+    return "Ask an administrator for a grant."
 
 
 def described(access: Access) -> str:

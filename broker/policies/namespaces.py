@@ -26,6 +26,8 @@ from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflic
 log = structlog.get_logger(__name__)
 
 ROOT = "/admin/policies"
+AUTO_SCALE_POLICY = "scalableTopicAutoScalePolicy"
+"""The member of a namespace's policies for automatic splits and merges of its scalable topics."""
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
 DEFAULT_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
@@ -106,6 +108,14 @@ class Policies:
         """How long a ledger is kept after it was offloaded; -1: until a request deletes it."""
         value = self.raw.get("offload_deletion_lag_ms")
         if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value
+
+    @property
+    def consumer_grace_s(self) -> int | None:
+        """How long a lost ordered consumer of a scalable topic keeps its segments, in seconds."""
+        value = self.raw.get("scalableTopicConsumerSessionGracePeriodSeconds")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             return None
         return value
 

@@ -87,6 +87,13 @@ class ClientConnection(Protocol):
         """Whether the client sends anything within LIVENESS_CHECK_S, PONG at least."""
         ...
 
+    async def echo(self) -> None:
+        """Return when the client has answered a new PING: all that it wrote before is served then.
+
+        Returns after ECHO_WAIT_S in any case, and when the connection ends.
+        """
+        ...
+
     def close(self, why: str) -> None:
         """Flush what is queued, then end the connection."""
         ...

@@ -2,13 +2,14 @@
 
 import asyncio
 import enum
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from broker.topics.batch_sizes import BatchSizes
 from broker.topics.client_connection import ClientConnection
-from config.bounds import MAX_UNACKED_PER_CONSUMER
+from broker.topics.rates import RateSampler
 from magnetar.protocol.frames import encode_message_head
 from magnetar.protocol.ids import LATEST, UNSOLICITED_REQUEST_ID, Position
 from magnetar.protocol.key_hash import HashRange
@@ -59,14 +60,24 @@ class KeySharedMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySharedPolicy:
-    """Key_Shared options.  All consumers of a subscription agree on the first two.
+    """Key_Shared options.  All consumers of a subscription agree on all but `ranges`.
 
-    `ranges` matter for STICKY only; both ends included, within 0 to 65535.
+    `ranges` matter for STICKY only; both ends included, within 0 to 65535.  With `entry_buckets`
+    they are those of all entry buckets of a segment, which the consumers share (PIP-486).
     """
 
     mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
     allow_out_of_order: bool = False
     ranges: tuple[HashRange, ...] = ()
+    entry_buckets: bool = False
+
+    def agrees_with(self, other: "KeySharedPolicy") -> bool:
+        """Whether consumers with these options can be in one subscription, as far as is known."""
+        return (self.mode, self.allow_out_of_order, self.entry_buckets) == (
+            other.mode,
+            other.allow_out_of_order,
+            other.entry_buckets,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class SubscribeRequest:
     priority_level: int = 0
     consumer_epoch: int = 0
     key_shared: KeySharedPolicy = KeySharedPolicy()
+    read_compacted: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,6 +138,16 @@ class ConsumedSubscription(Protocol):
         ...
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed or deleted: it takes no acknowledgements any more."""
+        ...
+
+    @property
+    def seeks(self) -> int:
+        """Number of times that the position was moved."""
+        ...
+
+    @property
     def backlog(self) -> int:
         """Entries not (wholly) acknowledged."""
         ...
@@ -137,6 +159,10 @@ class ConsumedSubscription(Protocol):
 
     def now_ms(self) -> int:
         """The broker's clock."""
+        ...
+
+    def expired_per_s(self, now_s: float) -> float:
+        """Entries that expired per second."""
         ...
 
     def wake(self) -> None:
@@ -151,14 +177,23 @@ class ConsumedSubscription(Protocol):
         """Remove a consumer; its unacknowledged messages go to others."""
         ...
 
-    def acknowledge(self, consumer: "Consumer", acks: Iterable[Ack]) -> None:
-        """Take individual acknowledgements of whole entries or of messages of batches."""
+    def acknowledge(self, consumer: "Consumer | None", acks: Iterable[Ack]) -> None:
+        """Take individual acknowledgements of whole entries or of messages of batches.
+
+        Without `consumer` they are of a closed one: see `Subscription`.
+        """
         ...
 
     def acknowledge_up_to(
         self, consumer: "Consumer", position: Position, ack_set: Sequence[int]
     ) -> None:
         """Acknowledge cumulatively.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
+        ...
+
+    def acknowledge_late_up_to(
+        self, consumer_type: SubscriptionType, position: Position, ack_set: Sequence[int]
+    ) -> None:
+        """Take a cumulative acknowledgement of a closed consumer: see `Subscription`."""
         ...
 
     def acknowledge_in(
@@ -179,8 +214,8 @@ class ConsumedSubscription(Protocol):
         """Continue at the first entry at or after `position`: see `Subscription`."""
         ...
 
-    async def last_entry(self) -> Entry | None:
-        """The entry of the topic's newest message."""
+    async def last_entry_of(self, consumer: "Consumer") -> tuple[Entry | None, int]:
+        """The entry of the newest message that the consumer gets, and the message's batch index."""
         ...
 
     async def delete(self, *, force: bool) -> None:
@@ -197,6 +232,7 @@ class Consumer:
 
     __slots__ = (
         "_awaits_writable",
+        "_max_unacked",
         "_outbox",
         "_outbox_bytes",
         "acknowledged_total",
@@ -219,6 +255,8 @@ class Consumer:
         "pending",
         "permits",
         "priority_level",
+        "rate_sampler",
+        "read_compacted",
         "redelivered_total",
         "subscription",
         "type",
@@ -234,15 +272,17 @@ class Consumer:
         self.type = request.type
         self.priority_level = request.priority_level
         self.key_shared = request.key_shared
+        self.read_compacted = request.read_compacted
+        """Whether it gets of each key the newest message only, as far as the topic is compacted."""
         self.metadata = request.metadata
         self.identity = ""
         """Identity in acknowledgement records (A9); made when it is first needed."""
         self.partition = subscription.partition_index
         self.connected_ms = subscription.now_ms()
         self.epoch = request.consumer_epoch
-        # Clients of Exclusive and Failover drop messages of an epoch before that of their last
-        # redelivery request; a MESSAGE to any other consumer carries no epoch.
-        self.wire_epoch = None if request.type.individual else request.consumer_epoch
+        # Ordered clients drop messages of an epoch before that of their last redelivery request; a
+        # MESSAGE to any other consumer carries no epoch.
+        self.wire_epoch = request.consumer_epoch if self.ordered else None
         self.permits = 0
         self.unacked = 0
         self.pending: dict[Position, tuple[int, int]] = {}
@@ -255,24 +295,42 @@ class Consumer:
         self.bytes_out_total = 0
         self.redelivered_total = 0
         self.acknowledged_total = 0
+        self.rate_sampler = RateSampler(asyncio.get_running_loop().time(), len(self.traffic))
+        """Samples `traffic`: see `broker.topics.rate_timer`."""
+        self._max_unacked = sys.maxsize
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._awaits_writable = False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it reads in order: all of a subscription, or entry buckets of a segment."""
+        return not self.type.individual or self.key_shared.entry_buckets
+
+    @property
+    def traffic(self) -> tuple[int, int, int, int]:
+        """The counters of which rates are taken, in the order of `Delivered`."""
+        return (
+            self.messages_out_total,
+            self.bytes_out_total,
+            self.redelivered_total,
+            self.acknowledged_total,
+        )
 
     # Dispatch
 
     def can_receive(self) -> bool:
         """Whether the next entry may go to this consumer now."""
-        return (
-            self.permits > 0
-            and self.unacked < MAX_UNACKED_PER_CONSUMER
-            and self.connection.writable
-        )
+        return self.permits > 0 and self.unacked < self._max_unacked and self.connection.writable
 
     @property
     def blocked_on_unacked(self) -> bool:
         """Whether the consumer gets no messages until it acknowledges some."""
-        return self.unacked >= MAX_UNACKED_PER_CONSUMER
+        return self.unacked >= self._max_unacked
+
+    def limit_unacked(self, messages: int) -> None:
+        """Send nothing while so many messages are unacknowledged; 0: without limit."""
+        self._max_unacked = messages or sys.maxsize
 
     def deliver(
         self,
@@ -334,7 +392,7 @@ class Consumer:
         """Put `epoch` into each MESSAGE from now on, unless it is an older one."""
         if epoch > self.epoch:
             self.epoch = epoch
-            if not self.type.individual:
+            if self.ordered:
                 self.wire_epoch = epoch
 
     # Requests of the client; nothing happens once it is closed

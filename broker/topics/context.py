@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
 from config.settings import Settings
@@ -22,5 +23,5 @@ class TopicContext:
     producer_names: ProducerNames
     publish_limits: PublishLimits
     transactions: TransactionParts
-    deduplicates: Callable[[TopicName], bool]
-    """Whether the policies have every SEND to a topic checked against the last sequence id."""
+    policies: Callable[[TopicName], AppliedPolicies]
+    """The policies in force for a topic."""

@@ -1,10 +1,23 @@
 """The last sequence id of each producer of a topic, by which repeated messages are recognised."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from broker.topics.carried_ids import (
+    CarriedId,
+    FinalIds,
+    RangeTable,
+    base_name,
+    final_ids,
+    first_sequence,
+    ids_of_row,
+    name_on,
+    within,
+)
+from broker.topics.name_writer import NameWriter
 from magnetar.protocol.ids import Position, from_wire
+from magnetar.protocol.names import SegmentName
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 
 SNAPSHOT_PROPERTY = "magnetar.producer-sequences"
@@ -42,17 +55,20 @@ class ProducerSequence:
 
     `last` is the highest sequence id of the last stored message, `position` is that of its entry.
     Of a chunked message that is not complete, `chunk` is the last stored chunk.  `publish_time_ms`
-    is that of the last entry, where it is known.
+    is that of the last entry, where it is known.  `carried` are the ids of the segment's parents,
+    `writer` is the client that had the name last; both are of segments only.
     """
 
     __slots__ = (
         "attached",
+        "carried",
         "chunk",
         "chunk_sequence",
         "last",
         "position",
         "publish_time_ms",
         "seen_ms",
+        "writer",
     )
 
     def __init__(self, last: int = NO_SEQUENCE) -> None:
@@ -63,6 +79,23 @@ class ProducerSequence:
         self.chunk_sequence = NO_SEQUENCE
         self.attached = 0
         self.seen_ms = 0
+        self.carried: tuple[CarriedId, ...] = ()
+        self.writer: NameWriter | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the name is stored, here or on the segment's parents."""
+        return self.position == NO_POSITION and not self.carried
+
+    def last_seen_ms(self, now_ms: int) -> int:
+        """When its producer was last attached: now, if it is."""
+        return now_ms if self.attached else self.seen_ms
+
+    def end_repeated(self, first: int | None, last: int, request_id: int | None) -> None:
+        """Drop the carried ids of a client that counts from the start again with this message."""
+        self.carried = tuple(
+            each for each in self.carried if not each.is_repeated_by(first, last, request_id)
+        )
 
     def stored(self, sequence: int, position: Position, chunk: Chunk | None) -> None:
         """Note that an entry of this producer is durable."""
@@ -145,6 +178,8 @@ class Deduplication:
         self._limit = limit
         self._keep_ms = keep_ms
         self._sequences: dict[str, ProducerSequence] = {}
+        self.left_out = 0
+        """Number of names that did not fit the SNAPSHOT_BYTES of the last snapshot."""
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -169,7 +204,7 @@ class Deduplication:
         sequence = self._sequences.pop(name)
         sequence.attached -= 1
         sequence.seen_ms = now_ms
-        if sequence.attached or sequence.position != NO_POSITION:
+        if sequence.attached or not sequence.is_empty:
             self._sequences[name] = sequence
             self._forget(now_ms)
 
@@ -179,6 +214,16 @@ class Deduplication:
             return
         sequence = self._sequences.pop(metadata.producer_name, None) or ProducerSequence()
         last = last_sequence(metadata.sequence_id, metadata.highest_sequence_id)
+        if sequence.carried:
+            first = first_sequence(
+                metadata.sequence_id, metadata.highest_sequence_id, metadata.num_messages_in_batch
+            )
+            # It was stored, so its client was the writer of the carried ids.
+            sequence.carried = tuple(
+                each
+                for each in sequence.carried
+                if each.writer is None or not each.is_repeated_by(first, last, each.writer[0])
+            )
         sequence.stored(last, position, chunk_of(metadata))
         sequence.publish_time_ms = metadata.publish_time
         sequence.seen_ms = now_ms
@@ -186,27 +231,95 @@ class Deduplication:
         if len(self._sequences) > 2 * self._limit:
             self._forget(now_ms)
 
+    # Layout changes
+
+    def final(self, segment: SegmentName, *, changed_ms: int, now_ms: int) -> list[FinalIds]:
+        """The ids of all names at the end of a segment, for those that a layout change made."""
+        self._forget(now_ms)
+        found: list[FinalIds] = []
+        for name, known in self._sequences.items():
+            writer = known.writer
+            live = None if writer is None else writer.live(changed_ms)
+            carried = known.carried
+            if writer is not None and writer.sent:
+                carried = tuple(each._replace(writer=live) for each in carried)
+            own: CarriedId | None = None
+            if known.last != NO_SEQUENCE:
+                m1_hashes = None if writer is None else writer.m1_hashes
+                own = CarriedId(segment.hash_start, segment.hash_end, known.last, m1_hashes, live)
+            ids = final_ids(segment, own, carried)
+            if ids:
+                seen_ms = known.last_seen_ms(now_ms)
+                found.append(FinalIds(*base_name(name, segment), seen_ms, ids))
+        return found
+
+    def inherit(self, segment: SegmentName, finals: Iterable[FinalIds], now_ms: int) -> None:
+        """Take over the ids of a segment's parents.
+
+        A name that is in use already was not checked against them, so it goes without.
+        """
+        gathered: dict[str, list[FinalIds]] = {}
+        for each in finals:
+            name = name_on(each.name, segment, numbered=each.numbered)
+            gathered.setdefault(name, []).append(each)
+        for name, of_parents in gathered.items():
+            known = self._sequences.get(name) or ProducerSequence()
+            if known.attached or known.position != NO_POSITION:
+                continue
+            known.carried = within(segment, (row for each in of_parents for row in each.ids))
+            known.seen_ms = max(each.seen_ms for each in of_parents)
+            if known.carried:
+                self._sequences[name] = known
+        self._sort()
+        self._forget(now_ms)
+
+    # Snapshots
+
     def snapshot(self, position: Position, now_ms: int) -> str:
         """All that is durable up to `position`, as at most SNAPSHOT_BYTES of text.
 
-        Names that were unused for longest are left out first.
+        Names that were unused for longest are left out first, and counted in `left_out`.
         """
         self._forget(now_ms)
         rows: list[str] = []
-        bytes_left = SNAPSHOT_BYTES
+        carried: list[str] = []
+        writers: list[str] = []
+        ranges = RangeTable()
+        bytes_left, self.left_out = SNAPSHOT_BYTES, 0
         for name, known in sorted(
             self._sequences.items(),
             key=lambda item: (item[1].attached > 0, item[1].seen_ms),
             reverse=True,
         ):
-            if known.position == NO_POSITION:
-                continue
-            row = json.dumps(_row(name, known, now_ms), separators=(",", ":"))
-            if len(row) < bytes_left:
-                bytes_left -= len(row) + 1
-                rows.append(row)
+            row = _text(_row(name, known, now_ms)) if known.position != NO_POSITION else ""
+            ids = writer = ""
+            ranges_before = len(ranges)
+            # Brokers of the version before read the rows alone.
+            if known.carried:
+                seen_ms = known.last_seen_ms(now_ms)
+                ids = f"{_text(name)}:{_text([seen_ms, *ranges.row_of(known.carried)])}"
+            if known.writer is not None and (row or ids or known.attached):
+                writer = _text(known.writer.to_row(attached=known.attached > 0))
+                writer = f"{_text(name)}:{writer}"
+            size = len(row) + len(ids) + len(writer)
+            if len(ranges) > ranges_before:
+                size += len(_text(ranges.rows(ranges_before)))
+            if size < bytes_left:
+                bytes_left -= size + 3
+                rows += [row] if row else []
+                carried += [ids] if ids else []
+                writers += [writer] if writer else []
+            else:
+                ranges.drop(ranges_before)
+                self.left_out += 1
         where = f"[{position.ledger_id},{position.entry_id}]"
-        return f'{{"position":{where},"producers":[{",".join(rows)}]}}'
+        text = f'{{"position":{where},"producers":[{",".join(rows)}]'
+        if len(ranges):
+            text += f',"ranges":{_text(ranges.rows())}'
+        for member, members in (("carried", carried), ("writers", writers)):
+            if members:
+                text += f',"{member}":{{{",".join(members)}}}'
+        return text + "}"
 
     def load(self, snapshot: str) -> Position:
         """Take over a snapshot; returns the position up to which it counts."""
@@ -222,7 +335,21 @@ class Deduplication:
                 sequence.chunk = Chunk(uuid, chunk_id, last=False)
                 sequence.chunk_sequence = chunk_sequence
             self._sequences[name] = sequence
+        ranges = dict(enumerate(content.get("ranges", ())))
+        for name, (seen_ms, *ids) in content.get("carried", {}).items():
+            known = self._sequences.setdefault(name, ProducerSequence())
+            known.carried = ids_of_row(ids, ranges)
+            known.seen_ms = seen_ms
+        for name, row in content.get("writers", {}).items():
+            known = self._sequences.setdefault(name, ProducerSequence())
+            known.writer = NameWriter.from_row(row)
+        self._sort()
         return Position(*content["position"])
+
+    def _sort(self) -> None:
+        """Bring the names into the order in which they are forgotten."""
+        names = sorted(self._sequences.items(), key=lambda item: item[1].seen_ms)
+        self._sequences = dict(names)
 
     def _forget(self, now_ms: int) -> None:
         """Drop producers that are not attached: too old ones, and the oldest above the limit."""
@@ -236,8 +363,12 @@ class Deduplication:
                 break
 
 
+def _text(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
 def _row(name: str, known: ProducerSequence, now_ms: int) -> list[str | int]:
-    seen_ms = now_ms if known.attached else known.seen_ms
+    seen_ms = known.last_seen_ms(now_ms)
     row: list[str | int] = [name, known.last, *known.position, seen_ms]
     if known.chunk is not None and known.chunk_sequence > known.last:
         row += [known.chunk_sequence, known.chunk.uuid, known.chunk.chunk_id]

@@ -125,8 +125,11 @@ class IdleTopics:
 
     def _is_idle(self, topic: Topic) -> bool:
         broker = self._broker
-        used = broker.scalable.needs(topic) or broker.offloads.is_running(topic)
-        return topic.idle and not used
+        return topic.idle and not (
+            broker.scalable.needs(topic)
+            or broker.offloads.is_running(topic)
+            or _has_messages_to_expire(topic)
+        )
 
     async def _unload(self, topic: Topic, uses: int) -> None:
         def still_idle() -> bool:
@@ -153,3 +156,10 @@ class IdleTopics:
                 await self._broker.topics.get(name, create=False)
             except MagnetarError as error:
                 log.debug("idle_topic_not_trimmed", topic=str(name), error=str(error))
+
+
+def _has_messages_to_expire(topic: Topic) -> bool:
+    """Whether messages may reach their time to live, which is checked for loaded topics only."""
+    return topic.policies.message_ttl_s > 0 and any(
+        each.backlog for each in topic.subscriptions.values()
+    )

@@ -1,14 +1,22 @@
 """The topics of this broker, for requests about them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from broker.placement import Placement
+from broker.topics.client_connection import ClientConnection
+from broker.topics.compactor import Compactions
+from broker.topics.consumer import Consumer
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.partitions import PartitionedTopics
 from broker.topics.producer_access import ProducerBusy
 from broker.topics.topic import Topic
+from broker.topics.topic_producers import TOPIC_EPOCH_PROPERTY
+from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName
+
+OWN_PROPERTIES = "magnetar."
+"""Prefix of a topic's properties that are the broker's."""
 
 
 class LocalScalableTopics(Protocol):
@@ -20,6 +28,10 @@ class LocalScalableTopics(Protocol):
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a scalable topic and its segments."""
+        ...
+
+    def asks_layouts(self, connection: ClientConnection) -> bool:
+        """Whether a client has asked for layouts of topics over a connection."""
         ...
 
 
@@ -62,6 +74,11 @@ class ClusterTopicsHost(Protocol):
     placement: Placement
 
     @property
+    def compactions(self) -> Compactions:
+        """Compactions of this broker's topics."""
+        ...
+
+    @property
     def scalable(self) -> LocalScalableTopics:
         """Scalable topics."""
         ...
@@ -75,6 +92,11 @@ class LocalTopics:
         self._broker = broker
         self._topics = topics
 
+    @property
+    def compactions(self) -> Compactions:
+        """Compactions of this broker's topics."""
+        return self._broker.compactions
+
     async def open(self, name: TopicName) -> Topic:
         """Return a topic, loaded if need be; a partition is created at its first use.
 
@@ -85,6 +107,16 @@ class LocalTopics:
     def loaded(self, name: TopicName) -> Topic | None:
         """Return a topic that is loaded."""
         return self._topics.loaded().get(str(name))
+
+    def unmanaged_clients(self, name: TopicName) -> list[str]:
+        """Describe the clients of a topic that are no v5 clients; of one not loaded there are none.
+
+        See the function of that name.
+        """
+        topic = self.loaded(name)
+        if topic is None:
+            return []
+        return unmanaged_clients(topic, self._broker.scalable.asks_layouts)
 
     async def unload(self, name: TopicName) -> None:
         """Close a topic, if it is loaded."""
@@ -99,6 +131,53 @@ class LocalTopics:
             await self._broker.scalable.delete(name, force=force)
         else:
             await self._topics.delete(name, force=force)
+
+
+def unmanaged_clients(topic: Topic, asks_layouts: Callable[[ClientConnection], bool]) -> list[str]:
+    """Describe the attached producers and consumers that are no v5 clients.
+
+    They would not follow if the topic became scalable.  Checkpoint consumers of 5.0.0-M1 do not
+    say what they are, but other requests of their connection do: those of managed clients, and
+    those for layouts (`asks_layouts`).
+    """
+    managed: set[ClientConnection] = {
+        producer.connection
+        for producer in topic.producers.values()
+        if is_managed(producer.request.properties)
+    }
+    managed.update(
+        consumer.connection
+        for subscription in topic.subscriptions.values()
+        for consumer in subscription.consumers
+        if is_managed(consumer.metadata)
+    )
+
+    def is_v4(consumer: Consumer, *, durable: bool) -> bool:
+        connection = consumer.connection
+        shown = connection in managed or asks_layouts(connection)
+        return not is_managed(consumer.metadata) and (durable or not shown)
+
+    producers = [
+        f"producer {producer.name!r} from {producer.connection.remote}"
+        for producer in topic.producers.values()
+        if producer.attached and not is_managed(producer.request.properties)
+    ]
+    consumers = [
+        f"consumer {consumer.name!r} of {name!r} from {consumer.connection.remote}"
+        for name, subscription in topic.subscriptions.items()
+        for consumer in subscription.consumers
+        if is_v4(consumer, durable=subscription.durable)
+    ]
+    return [*producers, *consumers]
+
+
+def properties_of_users(topic: Topic) -> dict[str, str]:
+    """Return the properties of a topic that users set."""
+    return {
+        key: value
+        for key, value in topic.ledger.properties.items()
+        if key != TOPIC_EPOCH_PROPERTY and not key.startswith(OWN_PROPERTIES)
+    }
 
 
 def require_no_clients(topic: Topic) -> None:

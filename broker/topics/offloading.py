@@ -98,6 +98,9 @@ def _is_below(wanted: Location, base: Location) -> bool:
     if wanted.scheme == base.scheme == FILE:
         parts = wanted.bucket.split("/")
         return f"{wanted.bucket}/".startswith(f"{base.bucket}/") and ".." not in parts
+    if ".." in wanted.prefix.split("/"):
+        # A client of the object store may take it for the level above, as URLs have it.
+        return False
     below = not base.prefix or f"{wanted.prefix}/".startswith(f"{base.prefix}/")
     return (wanted.scheme, wanted.bucket) == (base.scheme, base.bucket) and below
 

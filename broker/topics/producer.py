@@ -2,10 +2,11 @@
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
+from broker.topics.carried_ids import are_stored, last_carried
 from broker.topics.client_connection import ClientConnection
 from broker.topics.deduplication import (
     NO_SEQUENCE,
@@ -16,14 +17,17 @@ from broker.topics.deduplication import (
 )
 from broker.topics.held_sends import HeldSends
 from broker.topics.producer_access import AccessMode
+from broker.topics.rates import RateSampler
 from magnetar.protocol.hot_frames import encode_send_receipt
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
-from magnetar.protocol.names import TopicName
+from magnetar.protocol.names import TopicName, segment_name
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandCloseProducer, CommandSendError
 from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError, ServerError
 from magnetar.protocol.state_table import StateTable
+from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 
 
 class ProducerReplaced(InternalError):
@@ -58,9 +62,30 @@ _MOVES: StateTable[ProducerState] = StateTable(
 )
 
 
+class OwnTransactions(Protocol):
+    """The transactions in which a client may send: those that its role began."""
+
+    @property
+    def known(self) -> Container[TxnId]:
+        """The newest transactions known to be the role's own; others may be its own too."""
+        ...
+
+    def is_own(self, txn: TxnId) -> bool:
+        """Whether a transaction is known, without a read, to be the role's own."""
+        ...
+
+    def check_send(self, txn: TxnId, then: Callable[[MagnetarError | None], None]) -> None:
+        """Read who began a transaction; the loop then calls `then` with the refusal, or None."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerRequest:
-    """A decoded PRODUCER.  `name` is empty when the broker is to make one."""
+    """A decoded PRODUCER.  `name` is empty when the broker is to make one.
+
+    `own_transactions` None: its client may send in the transactions of every role.  `request_id`
+    None: it is not known.
+    """
 
     connection: ClientConnection
     producer_id: int
@@ -71,6 +96,8 @@ class ProducerRequest:
     topic_epoch: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     schema_version: bytes = b""
+    own_transactions: OwnTransactions | None = None
+    request_id: int | None = None
 
 
 class PublishedTopic(Protocol):
@@ -114,10 +141,13 @@ class Producer:
 
     __slots__ = (
         "_forget_close",
+        "_held_receipts",
         "_idle",
         "_left",
+        "_on_send",
         "attached",
         "bytes_in",
+        "closed_by_client",
         "connected_ms",
         "connection",
         "examined",
@@ -128,26 +158,35 @@ class Producer:
         "name",
         "pending",
         "producer_id",
+        "put",
+        "rate_sampler",
         "ready",
         "request",
         "resend",
         "sequence",
+        "stamps",
         "state",
         "topic",
         "topic_epoch",
     )
 
     def __init__(
-        self, topic: PublishedTopic, name: str, request: ProducerRequest, now_ms: int
+        self, topic: PublishedTopic, name: str, request: ProducerRequest, now_ms: int, now_s: float
     ) -> None:
+        """Take the time by the broker's clock, in ms, and by the event loop's, in s."""
         self.topic = topic
         self.name = name
         self.request = request
         self.connection = request.connection
+        self.put: Callable[[bytes], None] = request.connection.put
+        """Sends encoded receipts, or holds them back."""
+        self._held_receipts: list[bytes] | None = None
+        self._on_send: Callable[[], None] = ignore
         self.producer_id = request.producer_id
         self.state = ProducerState.OPENING
         self.attached = False
         """Whether receipts are sent: OPEN or CLOSING."""
+        self.closed_by_client = False
         self.topic_epoch: int | None = None
         self.connected_ms = now_ms
         self.sequence = ProducerSequence()
@@ -157,9 +196,13 @@ class Producer:
         self.held: HeldSends | None = None
         """SENDs that wait because a transaction is being joined."""
         self.examined = False
+        self.stamps = False
+        """Whether it is known to give its batches entry hashes (PIP-486)."""
         self.pending = 0
         self.messages_in = 0
         self.bytes_in = 0
+        self.rate_sampler = RateSampler(now_s, len(self.traffic))
+        """Samples `traffic`: see `broker.topics.rate_timer`."""
         self.ready: asyncio.Future[None] | None = None
         self._left = False
         self._idle: asyncio.Future[None] | None = None
@@ -168,9 +211,16 @@ class Producer:
     # Queries
 
     @property
+    def traffic(self) -> tuple[int, int]:
+        """The counters of which rates are taken, in the order of `Published`."""
+        return self.messages_in, self.bytes_in
+
+    @property
     def last_sequence_id(self) -> int:
         """The sequence id from which the client counts on: -1 without deduplication."""
-        return NO_SEQUENCE if self.guard is None else self.sequence.last
+        if self.guard is None:
+            return NO_SEQUENCE
+        return max(self.sequence.last, last_carried(self.sequence.carried))
 
     def replaces(self, holder: "Producer") -> bool:
         """Whether this is the same client producer after a reconnect, so that `holder` is stale."""
@@ -223,6 +273,16 @@ class Producer:
             self._set_examined()
         return known
 
+    def is_stored_on_parents(self, first: int | None, last: int, key: bytes | None) -> bool:
+        """Whether the segment's parents have this message, which is stored nowhere here.
+
+        `first` and `last` are its sequence ids.  A client that counts from the start again ends the
+        parents' ids for its name: all that it sends is new.
+        """
+        sequence = self.sequence
+        sequence.end_repeated(first, last, self.request.request_id)
+        return are_stored(sequence.carried, last, key, segment_name(self.topic.name))
+
     def accepted(self, sequence: int, chunk: Chunk | None) -> None:
         """Note that the ledger took this message: from now on it is a duplicate."""
         if self.guard is not None:
@@ -254,7 +314,8 @@ class Producer:
 
     def _set_examined(self) -> None:
         self.examined = (
-            self.guard is not None
+            self._held_receipts is not None
+            or self.guard is not None
             or self.resend is not None
             or self.gap is not None
             or self.held is not None
@@ -269,7 +330,9 @@ class Producer:
 
     async def close(self) -> None:
         """Serve CLOSE_PRODUCER: return when all earlier SENDs are durable and have a receipt."""
+        self.closed_by_client = True
         self.release_id()
+        self.release_receipts()
         if self.state is ProducerState.OPEN:
             self.move(ProducerState.CLOSING)
             await self.idle()
@@ -277,6 +340,7 @@ class Producer:
 
     def disconnect(self) -> None:
         """Close it with CLOSE_PRODUCER: the client reconnects by itself."""
+        self.release_receipts()
         if self.state is ProducerState.OPEN:
             self.connection.send(
                 BaseCommand(
@@ -315,14 +379,41 @@ class Producer:
 
     # Answers
 
+    def hold_receipts(self, on_send: Callable[[], None]) -> bool:
+        """Hold receipts back until `release_receipts`, and call `on_send` for each SEND meanwhile.
+
+        Returns False if it is not open, or they are held back already.
+        """
+        if self._held_receipts is not None or self.state is not ProducerState.OPEN:
+            return False
+        self._held_receipts = []
+        self.put = self._held_receipts.append
+        self._on_send = on_send
+        self._set_examined()
+        return True
+
+    def release_receipts(self) -> None:
+        """Send the receipts that were held back, if any were."""
+        held, self._held_receipts = self._held_receipts, None
+        if held is None:
+            return
+        self.put = self.connection.put
+        self._on_send = ignore
+        self._set_examined()
+        if held and self.attached:
+            self.put(b"".join(held))
+
+    def arrived(self) -> None:
+        """Note that a SEND came in, of those that are examined."""
+        self._on_send()
+
     def receipt(self, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
         """Send SEND_RECEIPT; ids are unsigned numbers, as on the wire."""
-        self.connection.send_encoded(
-            encode_send_receipt(self.producer_id, sequence_id, highest, ledger_id, entry_id)
-        )
+        self.put(encode_send_receipt(self.producer_id, sequence_id, highest, ledger_id, entry_id))
 
     def send_error(self, sequence_id: int, code: ServerError, message: str) -> None:
-        """Send SEND_ERROR."""
+        """Send SEND_ERROR, behind all receipts."""
+        self.release_receipts()
         self.connection.send(
             BaseCommand(
                 type=BaseCommand.SEND_ERROR,

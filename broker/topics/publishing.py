@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, cast
 
+from broker.topics.carried_ids import first_sequence, last_carried, routing_key
 from broker.topics.deduplication import Chunk, chunk_of, last_sequence
 from broker.topics.held_sends import HeldSend, HeldSends
 from broker.topics.producer import Producer
@@ -19,11 +20,17 @@ from broker.topics.publish_errors import (
 )
 from broker.topics.publish_limits import PublishLimits, largest_message
 from broker.topics.sequence_store import SequenceStore
+from broker.topics.unstamped_batches import is_stamped
 from config.bounds import ENTRY_HEADROOM
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.hot_frames import encode_send_receipts
 from magnetar.protocol.ids import Position
-from magnetar.protocol.message import parse_metadata, payload_of, transaction_named_by
+from magnetar.protocol.message import (
+    naming_transaction,
+    parse_metadata,
+    payload_of,
+    transaction_named_by,
+)
 from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError
 from magnetar.protocol.txn_id import TxnId
@@ -60,7 +67,7 @@ class PublishPipeline:
         failed: Callable[[MagnetarError], None],
     ) -> None:
         self._append_all = ledger.append_all
-        self._largest = largest_message(ledger.max_entry_bytes)
+        self._largest_stored = self._largest = largest_message(ledger.max_entry_bytes)
         self._limits = limits
         self._failed = failed
         # Appends complete in order, so one queue is enough: a message needs no task, no future and
@@ -70,12 +77,23 @@ class PublishPipeline:
         self._done_in_transaction: GroupCallback = self._appended_in_transaction
         self._store = store
         self._buffer = buffer
+        self.on_unstamped_batch: Callable[[], None] | None = None
+        """Called once, when a batch without entry hashes comes; None: nobody needs to know."""
         self._txns: deque[TxnId] = deque()
         """Transactions of the appends in flight that have one, in order."""
+
+    def limit_messages(self, payload_bytes: int) -> None:
+        """Refuse messages with larger payloads, unless they come in chunks.
+
+        With 0 only the limit of the store counts.
+        """
+        most = self._largest_stored
+        self._largest = min(payload_bytes, most) if payload_bytes else most
 
     def release(self) -> None:
         """Drop the callbacks, when the ledger is closed, so that the memory is freed at once."""
         self._failed = self._done = self._done_in_transaction = ignore
+        self.on_unstamped_batch = None
 
     @property
     def in_flight(self) -> int:
@@ -105,6 +123,7 @@ class PublishPipeline:
         producer_id, connection = producer.producer_id, producer.connection
         paused, started, largest = connection.paused, self._limits.started, self._largest
         enqueue = self._in_flight.append
+        unknown = self.on_unstamped_batch is not None and not producer.stamps
         entries: list[bytes] = []
         for index in range(at, len(sends)):
             send = sends[index]
@@ -113,6 +132,8 @@ class PublishPipeline:
             entry = send.entry
             if entry is None or (size := len(entry)) > largest:
                 break
+            if unknown and send.num_messages > 1:
+                unknown = self._is_stamp_unknown(producer, entry)
             started(connection, size)
             enqueue(
                 (
@@ -130,6 +151,19 @@ class PublishPipeline:
                 break
         producer.pending += len(entries)
         return entries
+
+    def _is_stamp_unknown(self, producer: Producer, entry: bytes) -> bool:
+        """Examine a batch; returns whether it is still unknown if its producer stamps batches.
+
+        A client stamps all of its batches or none, so the first one is enough.
+        """
+        stamped, report = is_stamped(entry), self.on_unstamped_batch
+        if stamped:
+            producer.stamps = True
+        elif stamped is False and report is not None:
+            self.on_unstamped_batch = None
+            report()
+        return stamped is None
 
     def _append(self, entries: Sequence[bytes], done: GroupCallback) -> int:
         """Append the entries that were enqueued last; returns how many the ledger took."""
@@ -176,6 +210,7 @@ class PublishPipeline:
 
     def _examine(self, producer: Producer, send: Send) -> None:
         """Publish one SEND that cannot be appended unseen."""
+        producer.arrived()
         entry = send.entry
         if entry is not None and not producer.is_behind_gap(send.sequence_id):
             self._take(producer, HeldSend(send, len(entry), None))
@@ -193,11 +228,18 @@ class PublishPipeline:
         """Append or refuse a SEND.  Returns False if it waits for its transaction."""
         send, size, refusal = taken
         chunk: Chunk | None = None
+        if producer.guard is not None:
+            writer = producer.sequence.writer
+            if writer is not None and not writer.sent:
+                writer.note_sent(_first_of(send))
         if refusal is None:
             chunk, refusal = self._check(producer, send)
+        watched = self.on_unstamped_batch is not None and not producer.stamps
+        if watched and refusal is None and send.num_messages > 1:
+            self._is_stamp_unknown(producer, send.entry or b"")
         # A duplicate is answered without its transaction.
         if refusal is None and send.txnid is not None:
-            return self._admit(producer, send, size, chunk)
+            return self._admit(producer, _naming_transaction(send), size, chunk)
         self._enqueue(producer, send, size, chunk, refusal)
         if refusal is None and send.entry is not None:
             self._append_one(producer, send, chunk, self._done)
@@ -213,7 +255,9 @@ class PublishPipeline:
         Returns how many they are.
         """
         connection, buffer, txns = producer.connection, self._buffer, self._txns
-        paused = connection.paused
+        paused, own = connection.paused, producer.request.own_transactions
+        known = None if own is None else own.known
+        unknown = self.on_unstamped_batch is not None and not producer.stamps
         entries: list[bytes] = []
         for index in range(at, len(sends)):
             send = sends[index]
@@ -222,7 +266,12 @@ class PublishPipeline:
             txn = self._joined_transaction(send)
             if txn is None or send.entry is None:
                 break
+            # That it is joined does not mean that this client may send in it: others joined it.
+            if known is not None and txn not in known:
+                break
             size = len(send.entry)
+            if unknown and send.num_messages > 1:
+                unknown = self._is_stamp_unknown(producer, send.entry)
             self._limits.started(connection, size)
             producer.pending += 1
             self._enqueue(producer, send, size, None, None)
@@ -248,13 +297,21 @@ class PublishPipeline:
         return txn if named == send.txnid else None
 
     def _admit(self, producer: Producer, send: Send, size: int, chunk: Chunk | None) -> bool:
-        """Append a SEND if its transaction is joined; False: `_joining_ended` follows.
+        """Append a SEND in a joined transaction of its client's; False: `_joining_ended` follows.
 
         The SENDs of its producer wait in `producer.held` until then.
         """
         txn = TxnId(*(send.txnid or (0, 0)))
+        own = producer.request.own_transactions
         then = partial(self._joining_ended, producer, send, size, chunk)
-        if not self._buffer.admit(txn, then):
+        if own is not None and not own.is_own(txn):
+            # Before the segment is asked: nobody puts claims in transactions of another role, and
+            # the answer says nothing about them.
+            own.check_send(txn, then)
+            admitted = False
+        else:
+            admitted = self._buffer.admit(txn, then)
+        if not admitted:
             if producer.held is None:
                 producer.hold(HeldSends(producer.connection, producer.producer_id))
             return False
@@ -330,13 +387,14 @@ class PublishPipeline:
         self, producer: Producer, send: Send, entry: bytes
     ) -> tuple[Chunk | None, MagnetarError | None]:
         # Checked before anything is appended, so that a message that is too large fails alone.
-        if len(entry) > self._largest:
+        largest = self._largest_stored if send.is_chunk else self._largest
+        if len(entry) > largest:
             payload = len(payload_of(entry))
             around = len(entry) - payload
-            if payload > self._largest or len(entry) > self._largest + ENTRY_HEADROOM:
+            if payload > largest or len(entry) > largest + ENTRY_HEADROOM:
                 return None, MessageRefused(
                     f"The message has {payload} bytes and {around} of metadata, and "
-                    f"{self._largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
+                    f"{largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
                     "compressed, or with less metadata."
                 )
         # Metadata is parsed only for chunks and transactions (neither is plain), deduplication, and
@@ -346,8 +404,9 @@ class PublishPipeline:
             return None, None
         metadata = parse_metadata(entry)
         named = transaction_named_by(metadata)
-        # The write path goes by the SEND's transaction, readers by the message's.
-        if send.txnid != named:
+        # The write path goes by the SEND's transaction, readers by the message's.  One that names
+        # none gets the SEND's: Pulsar's Go client leaves that to the broker.
+        if named is not None and send.txnid != named:
             return None, MessageRefused(
                 f"The SEND is in {_transaction(send.txnid)} and its message names "
                 f"{_transaction(named)}: readers go by the message, so both must say the same."
@@ -356,6 +415,15 @@ class PublishPipeline:
         sequence = last_sequence(send.sequence_id, send.highest_sequence_id)
         if producer.is_duplicate(sequence, chunk, metadata.publish_time):
             return chunk, DuplicateMessage("Stored before.")
+        carried = producer.sequence.carried
+        # Of ids above all carried ones nothing is known from the parents.
+        if (
+            producer.guard is not None
+            and carried
+            and sequence <= last_carried(carried)
+            and producer.is_stored_on_parents(_first_of(send), sequence, routing_key(metadata))
+        ):
+            return chunk, DuplicateMessage("Stored before, on a parent of the segment.")
         return chunk, None
 
     def _enqueue(
@@ -437,9 +505,7 @@ class PublishPipeline:
         producer.messages_in += messages
         producer.bytes_in += size_bytes
         if producer.attached:
-            producer.connection.put(
-                encode_send_receipts(producer.producer_id, position.ledger_id, receipts)
-            )
+            producer.put(encode_send_receipts(producer.producer_id, position.ledger_id, receipts))
         if not producer.pending:
             producer.now_idle()
 
@@ -480,6 +546,19 @@ class PublishPipeline:
                 producer.close_at_once()
         if isinstance(error, LEDGER_LOST):
             self._failed(error)
+
+
+def _naming_transaction(send: Send) -> Send:
+    """The SEND of a transaction, with a message that names the transaction too."""
+    if send.entry is None or send.txnid is None:
+        return send
+    if transaction_named_by(parse_metadata(send.entry)) is not None:
+        return send
+    return send._replace(entry=naming_transaction(send.entry, send.txnid))
+
+
+def _first_of(send: Send) -> int | None:
+    return first_sequence(send.sequence_id, send.highest_sequence_id, send.num_messages)
 
 
 def _transaction(txn: tuple[int, int] | None) -> str:

@@ -13,13 +13,16 @@ from weakref import WeakValueDictionary
 import structlog
 
 from broker.placement import OwnedElsewhere
-from broker.policies.namespaces import Namespaces, Policies, retention
+from broker.policies.namespaces import Namespaces, Policies
+from broker.policies.policies_in_force import PoliciesInForce, concerns
+from broker.policies.topic_policies import TopicPolicies
 from broker.topics.cluster_topics import ClusterTopics
 from broker.topics.context import TopicContext
 from broker.topics.local_topics import ClusterTopicsHost, LocalScalableTopics, require_no_clients
 from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, PartitionWork
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
+from broker.topics.reserved_names import require_not_reserved
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
@@ -45,7 +48,6 @@ from storage.clock import Clock
 from storage.ledger.store import LedgersDamaged
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.records import ledger_key
-from storage.managed_ledger.types import Retention
 from storage.metadata.counted_metadata import CountedMetadata
 from txn.buffer import SegmentBuffer
 from txn.forget_segment import forget_records, forget_segment
@@ -55,7 +57,6 @@ from txn.segment_owner import SegmentOwner
 log = structlog.get_logger(__name__)
 
 _SCALABLE = (TopicDomain.TOPIC, TopicDomain.SEGMENT)
-_LEGACY_COORDINATORS = "persistent://pulsar/system/transaction_coordinator_assign"
 
 
 class TopicNotAllowed(PeerError):
@@ -71,12 +72,6 @@ class TopicExists(PeerError):
     http_status: ClassVar[HTTPStatus] = HTTPStatus.CONFLICT
 
 
-class LegacyTransactionsNotServed(PeerError):
-    """A v4 client asks for transaction coordinators of the form before PIP-473."""
-
-    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
-
-
 class ScalableNames(TopicEvents, LocalScalableTopics, Protocol):
     """Scalable topics, as the registry uses them."""
 
@@ -86,6 +81,14 @@ class ScalableNames(TopicEvents, LocalScalableTopics, Protocol):
 
     async def exists(self, name: TopicName) -> bool:
         """Whether a scalable topic of that name exists."""
+        ...
+
+    async def has_legacy_segments(self, name: TopicName) -> bool:
+        """Whether segments of the scalable topic of that name are ordinary topics."""
+        ...
+
+    async def recognise_segment(self, topic: Topic) -> None:
+        """Find out whether a sealed ordinary topic is a legacy segment, to report its events."""
         ...
 
 
@@ -107,6 +110,8 @@ class RegistryHost(ClusterTopicsHost, Protocol):
     metadata: CountedMetadata
     managed_ledgers: ManagedLedgerFactory
     namespaces: Namespaces
+    topic_policies: TopicPolicies
+    policies: PoliciesInForce
     schemas: SchemaRegistry
     producer_names: ProducerNames
     publish_limits: PublishLimits
@@ -158,8 +163,9 @@ class TopicRegistry:
             producer_names=broker.producer_names,
             publish_limits=broker.publish_limits,
             transactions=broker.transactions.parts,
-            deduplicates=self._deduplicates,
+            policies=broker.policies.of,
         )
+        broker.policies.on_change(self._policies_changed)
 
     # Finding
 
@@ -170,14 +176,10 @@ class TopicRegistry:
     def require_served(self, name: TopicName) -> None:
         """Raise for names that this broker does not serve, or not as it is configured.
 
-        `NonPersistentTopicRefused`, `LegacyTransactionsNotServed`, `InvalidTopicName`.
+        `NonPersistentTopicRefused`, `ReservedTopicName`, `InvalidTopicName`.
         """
         require_persistent(name)
-        if str(name.partitioned) == _LEGACY_COORDINATORS:
-            raise LegacyTransactionsNotServed(
-                "Transactions of v4 clients (enableTransaction) are not served: use a v5 client, "
-                "or open the client without them."
-            )
+        require_not_reserved(name)
         if name.domain in _SCALABLE and not self._broker.settings.scalable_topics_enabled:
             raise InvalidTopicName(
                 f"{name} is refused, because scalable topics are off: set "
@@ -301,9 +303,11 @@ class TopicRegistry:
         self._listeners[token] = listener
         return lambda: (self._listeners.pop(token, None), None)[1]
 
-    def _deduplicates(self, name: TopicName) -> bool:
-        policy = self._broker.namespaces.known(name.namespace_name).deduplication
-        return self._broker.settings.deduplication if policy is None else policy
+    def _policies_changed(self, namespace: NamespaceName, local_name: str | None) -> None:
+        """Apply a change of policies to the loaded topics that it concerns."""
+        for topic in list(self._topics.values()):
+            if concerns(namespace, local_name, topic.name) and not topic.closing:
+                topic.apply_policies(self._broker.policies.of(topic.name))
 
     # Loading
 
@@ -312,7 +316,7 @@ class TopicRegistry:
             known = self._topics.get(str(name))
             if known is not None:
                 return known
-            policies = await self._broker.namespaces.require(name.namespace_name)
+            policies = await self._broker.policies.require(name)
             sealed_by_layout = await self._require_openable(name, policies, create=create)
             async with self._acquired(name):
                 if self._broker.placement.shared:
@@ -326,6 +330,8 @@ class TopicRegistry:
             topic.opened()
             if sealed_by_layout:
                 topic.begin_seal()
+            if topic.sealed and name.domain is TopicDomain.PERSISTENT:
+                self._work.start(self._broker.scalable.recognise_segment(topic))
             log.debug("topic_loaded", topic=str(name), state=topic.state.value, created=created)
             if created:
                 self._notify(name, exists=True)
@@ -385,7 +391,7 @@ class TopicRegistry:
 
         W7, A3: epoch, ledger, claims, headers, aborted set, acknowledgements; in this order.
         """
-        store = SequenceStore(self._broker.clock, lambda: self._retention_of(name))
+        store = SequenceStore(self._broker.clock, lambda: self._broker.policies.of(name).retention)
         owner = await self._owner(name)
         async with AsyncExitStack() as on_failure:
             on_failure.push_async_callback(self._broker.managed_ledgers.unload, name.ledger_path)
@@ -451,6 +457,9 @@ class TopicRegistry:
         if name.partition_index is not None:
             count = await self.partitioned.count(name.partitioned)
             if name.partition_index < count:
+                if await self.is_migrated(name):
+                    # All of them existed when the topic was migrated: this one has been pruned.
+                    raise TopicNotFound(f"{name} is gone: look its scalable topic up again.")
                 return
             if count:
                 raise TopicNotFound(f"{name.partitioned} has {count} partitions: use one of them.")
@@ -459,14 +468,25 @@ class TopicRegistry:
         if not create or not self._auto_creation(policies):
             raise TopicNotFound(f"Topic {name} does not exist: create it first.")
         require_creatable(name)
-        if self._broker.settings.scalable_topics_enabled and await self.has_scalable_twin(name):
-            raise TopicNotFound(
-                f"{name} does not exist and {name.in_domain(TopicDomain.TOPIC)} does: use that."
-            )
+        if self._broker.settings.scalable_topics_enabled:
+            # A client that knows the partitions of a migrated topic may come back late.
+            for each in {name, name.partitioned}:
+                if await self.has_scalable_twin(each):
+                    raise TopicNotFound(
+                        f"{name} does not exist and {each.in_domain(TopicDomain.TOPIC)} does: use "
+                        "that."
+                    )
 
     async def has_scalable_twin(self, name: TopicName) -> bool:
         """Whether a scalable topic has the same local name."""
         return await self._broker.scalable.exists(name.in_domain(TopicDomain.TOPIC))
+
+    async def is_migrated(self, name: TopicName) -> bool:
+        """Whether a topic or partition is, or was, a legacy segment of a topic that has some."""
+        if not self._broker.settings.scalable_topics_enabled:
+            return False
+        twin = name.partitioned.in_domain(TopicDomain.TOPIC)
+        return await self._broker.scalable.has_legacy_segments(twin)
 
     async def partitions_of(self, name: TopicName, *, create: bool) -> int:
         """The number of a topic's partitions, 0 when it is not partitioned.
@@ -497,14 +517,6 @@ class TopicRegistry:
     def _auto_creation(self, policies: Policies) -> bool:
         allowed = policies.auto_topic_creation
         return self._broker.settings.auto_topic_creation if allowed is None else allowed
-
-    def _retention_of(self, name: TopicName) -> Retention | None:
-        policies = self._broker.namespaces.known(name.namespace_name)
-        settings = self._broker.settings
-        minutes, megabytes = settings.retention_time_minutes, settings.retention_size_mb
-        if policies.retention is None and (minutes or megabytes):
-            return retention(minutes, megabytes)
-        return policies.retention
 
     async def _is_stored(self, name: TopicName) -> bool:
         return await self._broker.metadata.get(ledger_key(name.ledger_path)) is not None
@@ -602,7 +614,7 @@ class TopicRegistry:
                 require_no_clients(topic)
             await self._close(str(name))
             if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
-                await self._forget_grants(name)
+                await self._forget_policies(name)
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
                     raise TopicNotFound(f"Topic {name} does not exist: check its name.")
@@ -624,7 +636,7 @@ class TopicRegistry:
         partitions = [name.partition(index) for index in range(count)]
         if not force:
             await self.partition_work.run(partitions, self.cluster.require_unused)
-        await self._forget_grants(name)
+        await self._forget_policies(name)
         await self.partitioned.delete(name)
 
         async def delete(partition: TopicName) -> None:
@@ -650,10 +662,11 @@ class TopicRegistry:
         except MagnetarError as error:
             log.warning("transaction_records_left", topic=str(name), error=str(error))
 
-    async def _forget_grants(self, name: TopicName) -> None:
-        """Delete the grants on a topic; before its data, or a namesake could inherit them."""
+    async def _forget_policies(self, name: TopicName) -> None:
+        """Delete grants and policies of a topic: before its data, or a namesake inherits them."""
         if not await self.has_scalable_twin(name):
             await self._broker.namespaces.forget_grants(name)
+            await self._broker.topic_policies.forget(name)
 
     async def _forget_schemas(self, name: TopicName) -> None:
         if not await self.has_scalable_twin(name):

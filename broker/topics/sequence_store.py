@@ -1,10 +1,15 @@
 """Durable sequence ids of a topic's producers: snapshots, and the replay of later entries."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 import structlog
 
+from broker.topics.carried_ids import FinalIds
 from broker.topics.deduplication import (
     NO_POSITION,
     SNAPSHOT_PROPERTY,
@@ -12,19 +17,23 @@ from broker.topics.deduplication import (
     ProducerSequence,
 )
 from config.bounds import (
+    CARRIED_WAIT_S,
     READ_BATCH_BYTES,
     READ_BATCH_ENTRIES,
+    SEQUENCE_ATTACH_S,
     SEQUENCE_READS_AT_ONCE,
     SEQUENCE_SNAPSHOT_BYTES,
     SEQUENCE_SNAPSHOT_ENTRIES,
     SEQUENCE_SNAPSHOT_S,
+    SEQUENCE_WRITERS_S,
     TRACKED_PRODUCER_MS,
     TRACKED_PRODUCERS,
 )
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.ids import Position
 from magnetar.protocol.message import parse_metadata
-from magnetar.protocol.server_error import MagnetarError
+from magnetar.protocol.names import SegmentName
+from magnetar.protocol.server_error import InternalError, MagnetarError, ServerError
 from storage.clock import Clock
 from storage.ledger.store import CorruptEntry, NoSuchLedger
 from storage.managed_ledger.cursor import Cursor
@@ -35,6 +44,19 @@ log = structlog.get_logger(__name__)
 
 KEEP_ALL = Retention(-1, -1)
 READER_NAME = "magnetar.producer-sequences"
+AWAITED_PROPERTY = "magnetar.awaited-sequences"
+"""The parents whose final sequence ids a segment awaits, a JSON list of their names."""
+
+
+class SequencesAwaited(InternalError):
+    """A segment does not know the sequence ids of its parents yet: try again."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+def awaited_property(parents: Iterable[SegmentName]) -> str:
+    """The value of AWAITED_PROPERTY for a segment that a layout change makes of these."""
+    return json.dumps([str(parent) for parent in parents])
 
 
 class SequenceStore:
@@ -43,6 +65,8 @@ class SequenceStore:
     A snapshot is one property of the managed ledger.  It is taken after SEQUENCE_SNAPSHOT_ENTRIES
     entries, SEQUENCE_SNAPSHOT_BYTES bytes or SEQUENCE_SNAPSHOT_S, when the topic is sealed, and at
     close.  `PublishPipeline` updates `durable` and the `unsaved` counters.
+
+    A segment that a layout change made has the ids of its parents once `inherit` was called.
     """
 
     def __init__(self, clock: Clock, policy: Callable[[], Retention | None]) -> None:
@@ -56,7 +80,14 @@ class SequenceStore:
         self._loaded = False
         self._reader: Cursor | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._writers_timer: asyncio.TimerHandle | None = None
+        self._saved_s = -math.inf
         self._saving: asyncio.Task[None] | None = None
+        self._unsaved_writers = False
+        self._awaiting_save: list[asyncio.Future[None]] = []
+        self._left_out = 0
+        self._awaited: list[str] = []
+        self._inherited = asyncio.Event()
 
     def retention(self) -> Retention | None:
         """The namespace's retention, or everything until the sequence ids are loaded."""
@@ -69,6 +100,7 @@ class SequenceStore:
         store its messages again, so the load of the topic fails and is tried again.
         """
         self._ledger = ledger
+        self._awaited = _awaited_of(ledger)
         self.durable = self._take_snapshot(ledger)
         # The cursor keeps the entries after the snapshot from being trimmed.
         self._reader = ledger.open_reader_cursor(READER_NAME, self.durable)
@@ -137,16 +169,112 @@ class SequenceStore:
             self._timer = loop.call_later(SEQUENCE_SNAPSHOT_S, self._start_saving)
 
     async def save(self) -> None:
-        """Take a snapshot of all that is durable so far."""
-        if self._ledger is None or self._reader is None or self.durable == NO_POSITION:
+        """Take a snapshot of all that is durable so far.  Raises the errors of the write."""
+        waiting, self._awaiting_save = self._awaiting_save, []
+        try:
+            await self._save_now()
+        except MagnetarError as error:
+            for each in waiting:
+                if not each.done():
+                    each.set_exception(error)
+            raise
+        finally:
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
+
+    async def _save_now(self) -> None:
+        self._unsaved_writers = False
+        if self._ledger is None or self._reader is None:
             return
         position = self.durable
+        if position == NO_POSITION and not len(self.sequences):
+            return
         text = self.sequences.snapshot(position, self._clock.now_ms())
         entries, size_bytes = self.unsaved_entries, self.unsaved_bytes
+        self._report_left_out(self._ledger.name)
         await self._ledger.set_properties({SNAPSHOT_PROPERTY: text})
         self.unsaved_entries -= entries
         self.unsaved_bytes -= size_bytes
-        self._reader.acknowledge_up_to(position)
+        if self._reader is not None and position != NO_POSITION:
+            self._reader.acknowledge_up_to(position)
+
+    def _report_left_out(self, ledger_name: str) -> None:
+        """Log that the snapshot lacks names, or has all of them again."""
+        left_out, before = self.sequences.left_out, self._left_out
+        self._left_out = left_out
+        if left_out and not before:
+            log.warning(
+                "sequence_ids_left_out",
+                name=ledger_name,
+                names=left_out,
+                of=len(self.sequences),
+                effect="after a restart, messages that their producers send again are stored twice",
+                next="use fewer or shorter producer names",
+            )
+        elif before and not left_out:
+            log.info("sequence_ids_complete", name=ledger_name)
+
+    def writers_changed(self) -> None:
+        """Have a snapshot taken soon: the client that has a producer name is another one now."""
+        self._unsaved_writers = True
+        if self._ledger is not None and self._writers_timer is None:
+            self._save_after(SEQUENCE_WRITERS_S)
+
+    async def save_writer(self) -> None:
+        """Return when a snapshot that has the newest client of a producer name is durable.
+
+        It begins within SEQUENCE_ATTACH_S, and those that wait meanwhile share it.  Raises the
+        errors of the write.
+        """
+        if self._ledger is None:
+            return
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaiting_save.append(saved)
+        self._save_after(SEQUENCE_ATTACH_S)
+        await saved
+
+    # Layout changes
+
+    @property
+    def awaits_parents(self) -> bool:
+        """Whether the sequence ids of the segment's parents are not here yet."""
+        return bool(self._awaited)
+
+    async def wait_inherited(self) -> None:
+        """Return when the sequence ids of the parents are here.  Raises `SequencesAwaited`."""
+        if not self._awaited:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._inherited.wait(), CARRIED_WAIT_S)
+        if self._awaited:
+            raise SequencesAwaited(
+                f"The final sequence ids of {', '.join(self._awaited)} are not here yet: try again."
+            )
+
+    async def inherit(self, segment: SegmentName, finals: Iterable[FinalIds]) -> None:
+        """Take over the final ids of the segment's parents, durably.
+
+        Later calls change nothing: messages of the segment may have replaced some of the ids.
+        """
+        if self._ledger is None or not self._awaited:
+            return
+        now_ms = self._clock.now_ms()
+        self.sequences.inherit(segment, finals, now_ms)
+        # One write, so that the ids are there when nothing is awaited any more.
+        text = self.sequences.snapshot(self.durable, now_ms)
+        self._report_left_out(self._ledger.name)
+        await self._ledger.set_properties(
+            {SNAPSHOT_PROPERTY: text, AWAITED_PROPERTY: awaited_property(())}
+        )
+        self._awaited = []
+        self._inherited.set()
+
+    def final(self, segment: SegmentName, changed_ms: int) -> list[FinalIds]:
+        """The ids of all names, once the segment is sealed; `changed_ms` as `Deduplication`."""
+        return self.sequences.final(segment, changed_ms=changed_ms, now_ms=self._clock.now_ms())
+
+    # The end
 
     async def end(self) -> None:
         """Take the last snapshot, of a sealed stream, unless that was done before.
@@ -190,18 +318,18 @@ class SequenceStore:
         """Take a snapshot if anything is not saved yet, and drop the ledger."""
         await self._quiet()
         try:
-            if self.unsaved_entries:
+            if self.unsaved_entries or self._unsaved_writers or self._awaiting_save:
                 await self.save()
         finally:
             # The ledger asks this store for its retention.
             self._ledger = self._reader = None
+            self._inherited.set()
 
     async def _quiet(self) -> None:
-        """Cancel the timer, and wait for a snapshot that is being taken."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._saving is not None:
+        """Cancel the timers, and wait for a snapshot that is being taken."""
+        while self._saving is not None:
             await asyncio.wait({self._saving})
+        self._cancel_timers()
 
     async def publish_time_of(self, sequence: ProducerSequence) -> None:
         """Read when the last message of a producer was published, if its entry is still stored."""
@@ -217,20 +345,45 @@ class SequenceStore:
             except FrameError as error:
                 log.warning("entry_unreadable", position=tuple(position), error=str(error))
 
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._writers_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._writers_timer = None
+
     def _start_saving(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timers()
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save())
 
+    def _save_after(self, pause_s: float) -> None:
+        """Begin a snapshot when the last one began so long ago, or now."""
+        loop = asyncio.get_running_loop()
+        due_s = self._saved_s + pause_s
+        if due_s <= loop.time():
+            self._start_saving()
+        elif self._writers_timer is None or self._writers_timer.when() > due_s:
+            # A snapshot has all names: many that come and go together take one.
+            if self._writers_timer is not None:
+                self._writers_timer.cancel()
+            self._writers_timer = loop.call_at(due_s, self._start_saving)
+
     async def _save(self) -> None:
+        self._saved_s = asyncio.get_running_loop().time()
         try:
             await self.save()
         except MagnetarError as error:
             log.warning("sequence_snapshot_failed", error=str(error))
         finally:
             self._saving = None
+        if self._awaiting_save:
+            self._save_after(SEQUENCE_ATTACH_S)
+        elif self._unsaved_writers:
+            self.writers_changed()
+
+
+def _awaited_of(ledger: ManagedLedger) -> list[str]:
+    return [str(name) for name in json.loads(ledger.properties.get(AWAITED_PROPERTY, "[]"))]
 
 
 def _no_sequences() -> Deduplication:

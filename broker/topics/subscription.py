@@ -1,13 +1,19 @@
 """One subscription of a topic: its cursor, its consumers, and the dispatcher between them."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Protocol
 from weakref import ref
 
 import structlog
 
+from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.batch_sizes import BatchSizes
+from broker.topics.client_connection import ClientConnection
+from broker.topics.compaction.entries import last_kept_index
+from broker.topics.compaction.reading import CompactedView, ReadStart
+from broker.topics.compaction.reserved import require_of_users
 from broker.topics.consumer import (
     Ack,
     Consumer,
@@ -16,18 +22,21 @@ from broker.topics.consumer import (
     SubscriptionType,
 )
 from broker.topics.dispatch.dispatcher import Dispatcher
+from broker.topics.dispatch.entry_bucket_dispatcher import EntryBucketDispatcher
+from broker.topics.dispatch.entry_facts import last_batch_index
 from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotAllowed, SubscriptionUnavailable
 from broker.topics.dispatch.key_shared import KeySharedDispatcher
 from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.shared import SharedDispatcher
 from broker.topics.dispatch.single_active import SingleActiveDispatcher
-from broker.topics.traffic import Traffic
+from broker.topics.rates import RateSampler
 from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
 from broker.topics.weak_references import require_present
-from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, SEEK_REATTACH_S
+from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, EXPIRED_AT_ONCE, SEEK_REATTACH_S
 from magnetar.protocol.ack_set import from_words
-from magnetar.protocol.ids import Position
+from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import TopicDomain
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
@@ -42,6 +51,16 @@ log = structlog.get_logger(__name__)
 
 class SubscribedTopic(AckedTopic, Protocol):
     """The topic of a subscription."""
+
+    @property
+    def policies(self) -> AppliedPolicies:
+        """The policies in force."""
+        ...
+
+    @property
+    def consumer_count(self) -> int:
+        """The number of attached consumers of all subscriptions."""
+        ...
 
     @property
     def last_message(self) -> LastMessage:
@@ -97,7 +116,13 @@ class Subscription:
         partition = topic.name.partition_index
         self.partition_index = -1 if partition is None else partition
         self.closed = False
+        self.seeks = 0
+        """Number of times that the position was moved."""
         self.drained = False
+        self.expired_total = 0
+        """Entries that were acknowledged because they were too old, since the topic was loaded."""
+        self.read_start = ReadStart.loaded(cursor)
+        """The place where it began, for consumers that read compacted."""
         self.transactional: TransactionalAcks | None = None
         self.messages_held: HeldMessages | None = None
         """Messages that open transactions acknowledged; None for a non-durable subscription."""
@@ -107,8 +132,9 @@ class Subscription:
         self._reattach: asyncio.TimerHandle | None = None
         self._retirement: asyncio.Task[None] | None = None
         self.batch_sizes = BatchSizes()
-        self.rates = Traffic()
         self._past = _PastConsumers()
+        self.rate_sampler = RateSampler(asyncio.get_running_loop().time(), len(self.traffic))
+        """Samples `traffic`: see `broker.topics.rate_timer`."""
 
     # Queries
 
@@ -183,6 +209,33 @@ class Subscription:
         )
 
     @property
+    def traffic(self) -> tuple[int, int, int, int, int]:
+        """The counters of which rates are taken, in the order of `SubscriptionTraffic`."""
+        past = self._past
+        messages, size_bytes = past.messages_out, past.bytes_out
+        redelivered, acknowledged = past.redelivered, past.acknowledged_total
+        if self.dispatcher is not None:
+            for each in self.dispatcher.consumers:
+                messages += each.messages_out_total
+                size_bytes += each.bytes_out_total
+                redelivered += each.redelivered_total
+                acknowledged += each.acknowledged_total
+        return messages, size_bytes, redelivered, acknowledged, self.expired_total
+
+    def expired_per_s(self, now_s: float) -> float:
+        """Entries that expired per second; `now_s` is the clock of the event loop."""
+        return self.rate_sampler.rates(now_s, self.traffic)[-1]
+
+    def sample_rates(self, now_s: float) -> tuple[int, int, int, int, int]:
+        """Read the counters of the subscription and its consumers; returns its own."""
+        if self.dispatcher is not None:
+            for consumer in self.dispatcher.consumers:
+                consumer.rate_sampler.sample(now_s, consumer.traffic)
+        counts = self.traffic
+        self.rate_sampler.sample(now_s, counts)
+        return counts
+
+    @property
     def messages_out_total(self) -> int:
         """Messages sent to all present and past consumers."""
         return self._past.messages_out + sum(each.messages_out_total for each in self.consumers)
@@ -200,7 +253,9 @@ class Subscription:
     @property
     def acknowledged_total(self) -> int:
         """Messages acknowledged; in transactions, when they are acknowledged and not at the end."""
-        return self._past.acknowledged + sum(each.acknowledged_total for each in self.consumers)
+        return self._past.acknowledged_total + sum(
+            each.acknowledged_total for each in self.consumers
+        )
 
     def now_ms(self) -> int:
         """The broker's clock."""
@@ -218,7 +273,8 @@ class Subscription:
         """Attach a consumer.
 
         A second Exclusive consumer is refused while the connection of the first one is alive.  On a
-        segment it waits until the first one left, EXCLUSIVE_HANDOVER_WAIT_S at most.
+        segment it waits until the first one left, EXCLUSIVE_HANDOVER_WAIT_S at most.  So do
+        consumers that share entry buckets behind an Exclusive one, and the reverse.
 
         Raises `ConsumerBusy`, `ConsumerAssignError`, `SubscriptionUnavailable`.
         """
@@ -233,17 +289,22 @@ class Subscription:
         checked: set[Consumer] = set()
         while True:
             async with self._change:
-                holder = self._exclusive_holder(request)
-                if holder is None:
+                before = self._consumers_before(request, checked)
+                if not before:
                     return self._attach(request)
-            if holder not in checked:
-                checked.add(holder)
-                connection = holder.connection
-                if connection is not request.connection and not await connection.is_alive():
-                    connection.abort("another consumer asked for its place and it is silent")
-                    self.remove_consumer(holder, by_command=False)
-                    continue
-            await self._wait_for_change(deadline)
+            unchecked = [each for each in before if each not in checked]
+            checked.update(unchecked)
+            for each in unchecked:
+                await self._remove_if_silent(each, request.connection)
+            if not unchecked:
+                await self._wait_for_change(request, deadline)
+
+    async def _remove_if_silent(self, consumer: Consumer, asking: ClientConnection) -> None:
+        """Remove a consumer whose connection, another one than `asking`, does not answer."""
+        connection = consumer.connection
+        if connection is not asking and not await connection.is_alive():
+            connection.abort("another consumer asked for its place and it is silent")
+            self.remove_consumer(consumer, by_command=False)
 
     def consumer_opened(self, consumer: Consumer) -> None:
         """Send a consumer what it could not take in before the answer to its SUBSCRIBE."""
@@ -271,12 +332,18 @@ class Subscription:
         elif self.topic.sealed:
             self.report_end_if_reached()
 
-    def acknowledge(self, consumer: Consumer, acks: Iterable[Ack]) -> None:
-        """Take individual acknowledgements of whole entries or of messages of batches."""
-        dispatcher, cursor = self.dispatcher, self.cursor
-        if consumer.closed or dispatcher is None:
+    def acknowledge(self, consumer: Consumer | None, acks: Iterable[Ack]) -> None:
+        """Take individual acknowledgements of whole entries or of messages of batches.
+
+        Without `consumer` they are of one that its client closed just before: its application has
+        processed these messages.  Those that were redelivered since are settled where they are
+        pending.
+        """
+        dispatcher = self.dispatcher
+        if consumer is not None and (consumer.closed or dispatcher is None):
             return
-        end = self.topic.ledger.last_confirmed
+        topic, cursor, taken = self.topic, self.cursor, 0
+        end = topic.ledger.last_confirmed
         for position, ack_set, batch_size in acks:
             if position > end:
                 continue
@@ -284,16 +351,19 @@ class Subscription:
             if ack_set:
                 size = _trusted_size(batch_size, ack_set)
                 if cursor.acknowledge_batch(position, ack_set, size):
-                    consumer.acknowledged_total += self.batch_sizes.take(position)
+                    taken += self.batch_sizes.take(position)
                 else:
                     left = self._unacknowledged_in(position)
                     if left > 0:
-                        narrowed = self.batch_sizes.narrow(position, left.bit_count())
-                        consumer.acknowledged_total += narrowed
+                        taken += self.batch_sizes.narrow(position, left.bit_count())
             elif cursor.acknowledge(position):
-                consumer.acknowledged_total += self.batch_sizes.take(position)
-            dispatcher.settled(consumer, position, left)
-        if self.topic.sealed:
+                taken += self.batch_sizes.take(position)
+            if dispatcher is not None:
+                dispatcher.settled(consumer, position, left)
+            elif not left:
+                self._counts.forget(position)
+        (self._past if consumer is None else consumer).acknowledged_total += taken
+        if topic.sealed:
             self.report_end_if_reached()
 
     def _unacknowledged_in(self, position: Position) -> int:
@@ -306,9 +376,29 @@ class Subscription:
         self, consumer: Consumer, position: Position, ack_set: Sequence[int]
     ) -> None:
         """Acknowledge cumulatively.  Raises `ConsumerNotAllowed` for Shared and Key_Shared."""
-        self._require_cumulative(consumer)
-        if consumer.closed or position > self.topic.ledger.last_confirmed:
-            return
+        self._require_cumulative(consumer.type)
+        if not consumer.closed:
+            consumer.acknowledged_total += self._take_up_to(position, ack_set)
+
+    def acknowledge_late_up_to(
+        self, consumer_type: SubscriptionType, position: Position, ack_set: Sequence[int]
+    ) -> None:
+        """Take a cumulative acknowledgement of a consumer that its client closed just before.
+
+        An Exclusive or Failover consumer got all messages up to `position`, so it is right though
+        another one has got them again since.  Raises `ConsumerNotAllowed` for Shared and
+        Key_Shared, and if the subscription has consumers of these types now: those have the
+        messages pending one by one.
+        """
+        self._require_cumulative(consumer_type)
+        if self.dispatcher is not None and self.type is not None:
+            self._require_cumulative(self.type)
+        self._past.acknowledged_total += self._take_up_to(position, ack_set)
+
+    def _take_up_to(self, position: Position, ack_set: Sequence[int]) -> int:
+        """Acknowledge cumulatively; returns the number of messages that are new."""
+        if position > self.topic.ledger.last_confirmed:
+            return 0
         before = self.cursor.backlog
         self.cursor.acknowledge_up_to(position, ack_set)
         last, acknowledged = position, 0
@@ -316,9 +406,9 @@ class Subscription:
             acknowledged = self.batch_sizes.narrow(position, left.bit_count())
             last = Position(position.ledger_id, position.entry_id - 1)
         acknowledged += self.batch_sizes.take_up_to(last, before - self.cursor.backlog)
-        consumer.acknowledged_total += acknowledged
         if self.topic.sealed:
             self.report_end_if_reached()
+        return acknowledged
 
     def acknowledge_in(
         self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool
@@ -329,17 +419,17 @@ class Subscription:
         `TransactionConflict`, `InvalidTxnStatus`, `TransactionNotFound`; the task too.
         """
         if cumulative:
-            self._require_cumulative(consumer)
+            self._require_cumulative(consumer.type)
         if self.transactional is None:
             raise ConsumerNotAllowed(
                 f"Subscription {self.name!r} is not durable: acknowledge without a transaction."
             )
         return self.transactional.acknowledge(consumer, txn, acks, cumulative=cumulative)
 
-    def _require_cumulative(self, consumer: Consumer) -> None:
-        if consumer.type.individual:
+    def _require_cumulative(self, consumer_type: SubscriptionType) -> None:
+        if consumer_type.individual:
             raise ConsumerNotAllowed(
-                f"Subscription {self.name!r} is {consumer.type.label} and takes individual "
+                f"Subscription {self.name!r} is {consumer_type.label} and takes individual "
                 "acknowledgements only: acknowledge each message."
             )
 
@@ -348,6 +438,33 @@ class Subscription:
         self.cursor.acknowledge(position)
         if self.topic.sealed:
             self.report_end_if_reached()
+
+    async def expire_before(self, end: Position) -> int:
+        """Acknowledge the entries before `end`, in slices, and return how many it acknowledged.
+
+        Entries behind the max read position stay: a transaction is open there.  Raises
+        `ReservedSubscription` for the subscription of compaction.
+        """
+        require_of_users(self.name)
+        expired = 0
+        while not self.closed:
+            last = self.topic.max_read_position()
+            slice_: list[Ack] = []
+            position = self.cursor.first_unacknowledged(EARLIEST)
+            while position < end and position <= last and len(slice_) < EXPIRED_AT_ONCE:
+                slice_.append((position, (), 0))
+                position = self.cursor.first_unacknowledged(
+                    Position(position.ledger_id, position.entry_id + 1)
+                )
+            if not slice_:
+                break
+            self.acknowledge(None, slice_)
+            expired += len(slice_)
+            self.expired_total += len(slice_)
+            await asyncio.sleep(0)
+        if expired:
+            self.wake()
+        return expired
 
     def redeliver(
         self, consumer: Consumer, messages: Mapping[Position, int] | None, epoch: int | None
@@ -359,9 +476,28 @@ class Subscription:
             consumer.set_epoch(epoch)
         self.dispatcher.redeliver(consumer, messages)
 
-    async def last_entry(self) -> Entry | None:
-        """The entry of the topic's newest message; None if there is none."""
-        return await self.topic.last_message.entry()
+    async def last_entry_of(self, consumer: Consumer) -> tuple[Entry | None, int]:
+        """The entry of the newest message that the consumer gets, and the message's batch index.
+
+        (None, -1) if there is none.  Raises the errors of reading.
+        """
+        newest = await self.topic.last_message.entry()
+        view = self._compacted_view_of(consumer)
+        if view is not None:
+            with closing(view):
+                if newest is None or newest.position <= view.horizon:
+                    last = await view.last()
+                    return last, -1 if last is None else last_kept_index(last.data)
+        return newest, -1 if newest is None else last_batch_index(newest.data)
+
+    def _compacted_view_of(self, consumer: Consumer) -> CompactedView | None:
+        """The compacted topic as a consumer reads it, or would; None if it reads the topic."""
+        if not consumer.read_compacted:
+            return None
+        dispatcher = self.dispatcher
+        if isinstance(dispatcher, SingleActiveDispatcher) and dispatcher.active is consumer:
+            return dispatcher.compacted and dispatcher.compacted.copy()
+        return CompactedView.open(self.topic.ledger, EARLIEST, EARLIEST)
 
     # Changes of the whole subscription
 
@@ -382,6 +518,8 @@ class Subscription:
         try:
             async with self._change:
                 self._require_open()
+                require_of_users(self.name)
+                self.seeks += 1
                 if not self.durable:
                     self._allow_reattach()
                 # Consumers go first: with their acknowledgements the rest might never end.
@@ -394,6 +532,7 @@ class Subscription:
                     await self.cursor.reset(position)
                 finally:
                     # The cursor has moved, even if that is not durable yet or the caller is gone.
+                    self.read_start = ReadStart.at(position, self.cursor)
                     self._after_move(position, ack_set, batch_size)
         finally:
             self._notify_waiting()
@@ -449,12 +588,17 @@ class Subscription:
                 f"Subscription {self.name!r} is being closed: subscribe again."
             )
 
-    def _exclusive_holder(self, request: SubscribeRequest) -> Consumer | None:
-        """The exclusive consumer that has to leave first.  Raises if waiting would not help."""
+    def _consumers_before(
+        self, request: SubscribeRequest, checked: Collection[Consumer]
+    ) -> Sequence[Consumer]:
+        """The consumers that have to leave, or to be checked, before one is attached.
+
+        Raises if waiting would not help.
+        """
         self._require_open()
         consumers = self.consumers
-        if not consumers:
-            return None
+        if not consumers or self._changes_sharing(request):
+            return consumers
         if request.type is not self.type:
             has = "" if self.type is None else self.type.label
             raise ConsumerBusy(
@@ -462,15 +606,24 @@ class Subscription:
                 "close them first."
             )
         if request.type is SubscriptionType.KEY_SHARED:
-            now, wanted = self.key_shared, request.key_shared
-            if (now.mode, now.allow_out_of_order) != (wanted.mode, wanted.allow_out_of_order):
+            if not request.key_shared.agrees_with(self.key_shared):
                 raise ConsumerBusy(
                     f"Subscription {self.name!r} has consumers with another Key_Shared policy: "
                     "subscribe with theirs, or close them first."
                 )
-        return consumers[0] if request.type is SubscriptionType.EXCLUSIVE else None
+            if request.key_shared.entry_buckets:
+                # One that comes back need not wait for the keep-alive of its lost connection.
+                name = request.consumer_name
+                return [each for each in consumers if each.name == name and each not in checked]
+        return consumers[:1] if request.type is SubscriptionType.EXCLUSIVE else ()
 
-    async def _wait_for_change(self, deadline: float) -> None:
+    def _changes_sharing(self, request: SubscribeRequest) -> bool:
+        """Whether a segment goes from one ordered consumer to several that share it, or back."""
+        shares, shared = request.key_shared.entry_buckets, self.key_shared.entry_buckets
+        exclusive = request.type if shared else self.type
+        return shares is not shared and exclusive is SubscriptionType.EXCLUSIVE
+
+    async def _wait_for_change(self, request: SubscribeRequest, deadline: float) -> None:
         """Return when consumers left.  Raises `ConsumerBusy` at the deadline, or at once."""
         if not self.consumers:
             return
@@ -478,7 +631,8 @@ class Subscription:
         left_s = deadline - loop.time()
         # Ordered consumers pass segments on without agreeing on who is first, and do not try again
         # after ConsumerBusy.
-        if self.topic.name.domain is TopicDomain.SEGMENT and left_s > 0:
+        legacy = self.topic.sealed and is_managed(request.metadata)
+        if (self.topic.name.domain is TopicDomain.SEGMENT or legacy) and left_s > 0:
             changed: asyncio.Future[None] = loop.create_future()
             self._waiting[changed] = None
             try:
@@ -488,19 +642,21 @@ class Subscription:
             if changed.done():
                 return
         raise ConsumerBusy(
-            f"Subscription {self.name!r} has an exclusive consumer already: close that one, or "
-            "subscribe under another name or with another type."
+            f"Subscription {self.name!r} has an exclusive consumer already, or consumers that "
+            "share entry buckets: close these, or subscribe under another name or with their type."
         )
 
     def _attach(self, request: SubscribeRequest) -> Consumer:
         if request.connection.closing:
             raise SubscriptionUnavailable("The connection was closed: subscribe again.")
+        self._require_below_maximums()
         dispatcher = self.dispatcher
         if dispatcher is None:
             self.type = request.type
             self.key_shared = request.key_shared
             dispatcher = self._make_dispatcher(request)
         consumer = Consumer(request, self)
+        consumer.limit_unacked(self.topic.policies.max_unacked_per_consumer)
         try:
             dispatcher.add(consumer)
         finally:
@@ -517,10 +673,46 @@ class Subscription:
         self.topic.consumer_attached(self.name, consumer)
         return consumer
 
+    def _require_below_maximums(self) -> None:
+        """Raise `ConsumerBusy` if there are as many consumers as the policies allow."""
+        topic = self.topic
+        policies = topic.policies
+        for most, count, where, policy in (
+            (
+                policies.max_consumers,
+                topic.consumer_count,
+                str(topic.name),
+                "maxConsumersPerTopic",
+            ),
+            (
+                policies.max_consumers_per_subscription,
+                len(self.consumers),
+                f"Subscription {self.name!r} on {topic.name}",
+                "maxConsumersPerSubscription",
+            ),
+        ):
+            if most and count >= most:
+                raise ConsumerBusy(
+                    f"{where} has {count} consumers, and the maximum is {most}: close one, or "
+                    f"raise {policy}."
+                )
+
+    def apply_policies(self) -> None:
+        """Use the topic's policies, which have changed."""
+        policies = self.topic.policies
+        if self.dispatcher is None:
+            return
+        self.dispatcher.limit_unacked(policies.max_unacked_per_subscription)
+        for consumer in self.dispatcher.consumers:
+            consumer.limit_unacked(policies.max_unacked_per_consumer)
+        self.wake()
+
     def _make_dispatcher(self, request: SubscribeRequest) -> Dispatcher:
         if request.type is SubscriptionType.SHARED:
             return SharedDispatcher(self, self._counts)
         if request.type is SubscriptionType.KEY_SHARED:
+            if request.key_shared.entry_buckets:
+                return EntryBucketDispatcher(self, self._counts, request.key_shared)
             return KeySharedDispatcher(self, self._counts, request.key_shared)
         self._counts.forget_all()
         return SingleActiveDispatcher(self, self._counts, request.type)
@@ -589,16 +781,16 @@ def _trusted_size(batch_size: int, ack_set: Sequence[int]) -> int:
 class _PastConsumers:
     """Sums of the counters of consumers that left."""
 
-    __slots__ = ("acknowledged", "bytes_out", "messages_out", "redelivered")
+    __slots__ = ("acknowledged_total", "bytes_out", "messages_out", "redelivered")
 
     def __init__(self) -> None:
         self.messages_out = 0
         self.bytes_out = 0
         self.redelivered = 0
-        self.acknowledged = 0
+        self.acknowledged_total = 0
 
     def add(self, consumer: Consumer) -> None:
         self.messages_out += consumer.messages_out_total
         self.bytes_out += consumer.bytes_out_total
         self.redelivered += consumer.redelivered_total
-        self.acknowledged += consumer.acknowledged_total
+        self.acknowledged_total += consumer.acknowledged_total

@@ -2,12 +2,16 @@
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import ClassVar, Protocol
 
 import structlog
 
+from broker.policies.applied_policies import AppliedPolicies
+from broker.topics.carried_ids import FinalSequences
+from broker.topics.compaction.outcome import CompactionHistory
+from broker.topics.compaction.reading import ReadStart
 from broker.topics.consumer import Consumer, SubscribeRequest
 from broker.topics.context import TopicContext
 from broker.topics.deduplication import Deduplication
@@ -15,25 +19,28 @@ from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.publishing import PublishPipeline
+from broker.topics.rates import RateSampler
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.subscription import Subscription
 from broker.topics.topic_producers import TopicProducers
-from broker.topics.traffic import Traffic
 from broker.topics.transactional_acks import forget_subscription
+from broker.topics.unstamped_batches import UNSTAMPED_PROPERTY
 from config.bounds import SEAL_WAIT_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.ids import Position
 from magnetar.protocol.message import parse_metadata, transaction_named_by
-from magnetar.protocol.names import TopicDomain, TopicName
+from magnetar.protocol.names import SegmentName, TopicDomain, TopicName
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
 from magnetar.protocol.txn_id import TxnId
 from storage.ledger.store import LedgerError
+from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry, ManagedLedgerState
 from storage.metadata.store import MetadataError
 from txn.buffer import SegmentBuffer
+from txn.records import TxnState
 from txn.segment_owner import SegmentOwner
 
 log = structlog.get_logger(__name__)
@@ -64,7 +71,7 @@ class SubscriptionNotFound(PeerError):
 
 
 class SubscriptionRefused(PeerError):
-    """A subscription of that name exists and is of the other durability."""
+    """A subscription of that name is of the other durability, or policies do not allow it."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -122,6 +129,10 @@ class TopicEvents(Protocol):
         """A seek: a drained subscription need not be drained any longer."""
         ...
 
+    def unstamped_batch_found(self, topic: "Topic") -> None:
+        """The topic has batches without entry hashes now: no consumers should share it."""
+        ...
+
     def topic_unloaded(self, topic: "Topic") -> None:
         """The topic is not loaded here any more; another broker may load it."""
         ...
@@ -153,20 +164,26 @@ class Topic:
         self.name = name
         self.ledger = ledger
         self.state = TopicState.LOADING
-        self.rates = Traffic()
-        """Its traffic by the second, where REST is served: see `broker.topics.rates`."""
         self.uses = 0
         """Number of requests for the topic since it was loaded; see `broker.topics.idle_topics`."""
         self.sequence_store = store
         self.buffer = buffer
         self.owner = buffer.owner
+        self.policies = context.policies(name)
         self.last_message = LastMessage(self)
+        self.compaction = CompactionHistory()
         self._events = events
         self._give_up = give_up
         self._producers = TopicProducers(self)
         self._publishing = PublishPipeline(
             ledger, context.publish_limits, store, buffer, self._ledger_failed
         )
+        # Other topics may have got any batches before they became segments.
+        is_segment = name.domain is TopicDomain.SEGMENT
+        self.shareable = is_segment and UNSTAMPED_PROPERTY not in ledger.properties
+        """Whether consumers may share it by entry buckets: no batch is known to lack its hashes."""
+        if self.shareable:
+            self._publishing.on_unstamped_batch = self.note_unstamped_batch
         self._subscriptions: dict[str, Subscription] = {
             cursor_name: Subscription(self, cursor_name, cursor)
             for cursor_name, cursor in ledger.cursors.items()
@@ -174,8 +191,9 @@ class Topic:
         self.entries_read_total = 0
         """Entries sent to bulk readers, which are no consumers, since the topic was loaded."""
         self.bytes_read_total = 0
-        self._past_messages_out = 0
-        self._past_bytes_out = 0
+        self._past_messages_out = self._past_bytes_out = 0
+        self.rate_sampler = RateSampler(asyncio.get_running_loop().time(), len(self.traffic))
+        """Samples `traffic`: see `broker.topics.rate_timer`."""
         self._subscription_change = asyncio.Lock()
         self._work = BackgroundTasks(
             log, failure_event="background_work_failed", expected=(MagnetarError,)
@@ -212,6 +230,7 @@ class Topic:
             buffer = await buffer_class.load(str(name), ledger, owner, context.transactions)
             on_failure.push_async_callback(buffer.close)
             topic = cls(context, name, ledger, store, buffer, events, give_up)
+            topic.apply_policies(topic.policies)
             on_failure.push_async_callback(topic._abandon)
             await topic.load_transactions()
             on_failure.pop_all()
@@ -250,6 +269,11 @@ class Topic:
         return self.state is TopicState.SEALED
 
     @property
+    def sealing(self) -> bool:
+        """Whether it is being sealed, or is sealed: new producers are refused."""
+        return self.state in (TopicState.SEALING, TopicState.SEALED)
+
+    @property
     def closing(self) -> bool:
         """Whether this instance serves no more: the next request loads a new one."""
         return self.state in (TopicState.CLOSING, TopicState.CLOSED)
@@ -263,6 +287,7 @@ class Topic:
             and not self.producers
             and not self._publishing.in_flight
             and not self._work.busy
+            and not self.compaction.running
             and self.buffer.idle
             and not self._subscription_change.locked()
             and (self._sealing is None or self._sealing.done())
@@ -287,7 +312,37 @@ class Topic:
     @property
     def deduplicates(self) -> bool:
         """Whether the policies have every SEND checked against the last sequence id."""
-        return self.context.deduplicates(self.name)
+        return self.policies.deduplicates
+
+    @property
+    def traffic(self) -> tuple[int, int, int, int]:
+        """The counters of which rates are taken, in the order of `Traffic`."""
+        messages_in, bytes_in = self._producers.past_messages_in, self._producers.past_bytes_in
+        for producer in self._producers.by_name.values():
+            messages_in += producer.messages_in
+            bytes_in += producer.bytes_in
+        messages_out, bytes_out = self._past_messages_out, self._past_bytes_out
+        for subscription in self._subscriptions.values():
+            messages, size_bytes, *_ = subscription.traffic
+            messages_out += messages
+            bytes_out += size_bytes
+        return messages_in, bytes_in, messages_out, bytes_out
+
+    def sample_rates(self, now_s: float) -> None:
+        """Read the counters of the topic, its subscriptions and its clients, in one pass."""
+        producers = self._producers
+        messages_in, bytes_in = producers.past_messages_in, producers.past_bytes_in
+        for producer in producers.by_name.values():
+            published = producer.traffic
+            producer.rate_sampler.sample(now_s, published)
+            messages_in += published[0]
+            bytes_in += published[1]
+        messages_out, bytes_out = self._past_messages_out, self._past_bytes_out
+        for subscription in self._subscriptions.values():
+            delivered = subscription.sample_rates(now_s)
+            messages_out += delivered[0]
+            bytes_out += delivered[1]
+        self.rate_sampler.sample(now_s, (messages_in, bytes_in, messages_out, bytes_out))
 
     @property
     def messages_in_total(self) -> int:
@@ -313,6 +368,32 @@ class Topic:
         now = sum(each.bytes_out_total for each in self._subscriptions.values())
         return self._past_bytes_out + now
 
+    def apply_policies(self, policies: AppliedPolicies) -> None:
+        """Use these policies from now on.  Attached clients stay, also above a maximum."""
+        self.policies = policies
+        self._publishing.limit_messages(policies.max_message_bytes)
+        for subscription in self._subscriptions.values():
+            subscription.apply_policies()
+
+    @property
+    def consumer_count(self) -> int:
+        """The number of attached consumers, those of readers included."""
+        return sum(len(each.consumers) for each in self._subscriptions.values())
+
+    async def carry_out_end(
+        self, txn: TxnId, end: TxnState, subscriptions: Iterable[str] = ()
+    ) -> None:
+        """Carry out the end of a transaction; returns when readers and subscriptions see it.
+
+        It is in the header already.  `subscriptions` have acknowledgements of the transaction.
+        """
+        # Acknowledgements first: what the transaction wrote is often derived from what it read.
+        for name in subscriptions:
+            subscription = self._subscriptions.get(name)
+            if subscription is not None and subscription.transactional is not None:
+                await subscription.transactional.pending.carry_out_end(txn, end)
+        await self.buffer.carry_out_end(txn, end)
+
     def max_read_position(self) -> Position:
         """The last position that consumers may read: the max read position of transactions."""
         return self.buffer.max_read_position
@@ -335,7 +416,7 @@ class Topic:
 
     def require_open(self, request: ProducerRequest) -> None:
         """Raise `TopicTerminated` or `TopicUnavailable` unless the topic takes this producer."""
-        if self.state in (TopicState.SEALING, TopicState.SEALED):
+        if self.sealing:
             # It gets the receipts of its stored messages, and TopicTerminated for the first other.
             if self._producers.returns(request):
                 return
@@ -373,6 +454,11 @@ class Topic:
         `Subscription.add_consumer`.
         """
         self.require_readable()
+        if request.type.label not in self.policies.subscription_types:
+            raise SubscriptionRefused(
+                f"{request.type.label} subscriptions are not enabled on {self.name}: use one of "
+                f"{', '.join(sorted(self.policies.subscription_types))}."
+            )
         subscription = self._subscriptions.get(request.subscription)
         if subscription is None:
             subscription = await self._work.finish(self._subscription_for(request))
@@ -453,9 +539,12 @@ class Topic:
             if existing is not None:
                 return existing
             if not request.durable:
+                self._require_below_maximum()
                 reader = self.ledger.open_reader_cursor(name, request.start)
-                return self._keep(Subscription(self, name, reader))
-            if not request.create:
+                subscription = Subscription(self, name, reader)
+                subscription.read_start = ReadStart.after(request.start, reader)
+                return self._keep(subscription)
+            if not (request.create and self.policies.creates_subscriptions):
                 raise SubscriptionNotFound(
                     f"{self.name} has no subscription {name!r}: create it first."
                 )
@@ -464,12 +553,24 @@ class Topic:
     async def _make_durable(
         self, name: str, start: Position, properties: Mapping[str, str]
     ) -> Subscription:
+        if name != COMPACTION_CURSOR:
+            self._require_below_maximum()
         # Records of an earlier subscription of that name may be left.
         await forget_subscription(self, name)
         cursor = await self.ledger.open_cursor(name, start, properties=properties)
         subscription = Subscription(self, name, cursor)
+        subscription.read_start = ReadStart.after(start, cursor)
         await subscription.load_transactions()
         return self._keep(subscription)
+
+    def _require_below_maximum(self) -> None:
+        """Raise `SubscriptionRefused` if there are as many subscriptions as the policies allow."""
+        most = self.policies.max_subscriptions
+        if most and len(self._subscriptions) >= most:
+            raise SubscriptionRefused(
+                f"{self.name} has {len(self._subscriptions)} subscriptions, and the maximum is "
+                f"{most}: delete one, or raise maxSubscriptionsPerTopic."
+            )
 
     def _keep(self, subscription: Subscription) -> Subscription:
         self._subscriptions[subscription.name] = subscription
@@ -495,25 +596,39 @@ class Topic:
         """See `TopicEvents`."""
         self._events.subscription_rewound(self, subscription)
 
+    def note_unstamped_batch(self) -> None:
+        """Note, durably, that a batch has no entry hashes.
+
+        The order of keys does not depend on it: see `EntryBucketDispatcher`.
+        """
+        if self.shareable:
+            self.shareable = False
+            self._publishing.on_unstamped_batch = None
+            self._work.start(self.ledger.set_properties({UNSTAMPED_PROPERTY: "true"}))
+            self._events.unstamped_batch_found(self)
+
     # The end of a segment
 
     def begin_seal(self) -> None:
         """Move from OPEN to SEALING: new producers get TopicTerminated, attached ones finish."""
-        if self.state in (TopicState.SEALING, TopicState.SEALED):
+        if self.sealing:
             return
         if self.state is not TopicState.OPEN:
             raise self._unavailable()
         self._move(TopicState.SEALING)
+        self._producers.note_seal()
         self._producers.refuse_waiting(TopicTerminated(f"{self.name} is being sealed."))
 
-    async def seal(self) -> Position:
+    async def seal(self, *, wait_for_producers: bool = False) -> Position:
         """Terminate the ledger, and report the end to all clients; returns the last position.
 
-        Idempotent; after a failure it may be called again.
+        With `wait_for_producers`, and on a segment always, producers of v5 clients first have
+        SEAL_WAIT_S to leave by themselves.  Idempotent; after a failure it may be called again.
         """
         self.begin_seal()
         if self._sealing is None:
-            self._sealing = asyncio.get_running_loop().create_task(self._seal())
+            wait = wait_for_producers or self.name.domain is TopicDomain.SEGMENT
+            self._sealing = asyncio.get_running_loop().create_task(self._seal(wait=wait))
         sealing = self._sealing
         try:
             return await asyncio.shield(sealing)
@@ -521,9 +636,9 @@ class Topic:
             if sealing.done() and (sealing.cancelled() or sealing.exception() is not None):
                 self._sealing = None
 
-    async def _seal(self) -> Position:
-        if self.state is TopicState.SEALING and self.name.domain is TopicDomain.SEGMENT:
-            # A segment's producers follow its layout and leave by themselves.
+    async def _seal(self, *, wait: bool) -> Position:
+        if self.state is TopicState.SEALING and wait:
+            # They follow the topic's layout and leave by themselves.
             gone = await self._producers.wait_gone(SEAL_WAIT_S)
             log.debug("segment_sealing", topic=str(self.name), producers_gone=gone)
         last = await self.ledger.terminate()
@@ -534,6 +649,20 @@ class Topic:
                 subscription.topic_sealed()
             await self.sequence_store.end()
         return last
+
+    async def final_sequences(self, segment: SegmentName, changed_ms: int) -> FinalSequences:
+        """The last sequence id of each producer of this sealed segment, its parents' included.
+
+        `changed_ms` is when the layout change began that seals it.  Raises `SequencesAwaited`,
+        `TopicUnavailable` while it is not sealed.
+        """
+        if self._sealing is not None:
+            # Its failure is not this request's; an unload cancels it.
+            await asyncio.wait((self._sealing,))
+        if not self.sealed:
+            raise self._unavailable()
+        await self.sequence_store.wait_inherited()
+        return FinalSequences(self.sequence_store.final(segment, changed_ms))
 
     # The end of this instance
 

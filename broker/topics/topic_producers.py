@@ -7,8 +7,10 @@ from weakref import ref
 
 import structlog
 
+from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.context import TopicContext
 from broker.topics.deduplication import NO_POSITION, Deduplication
+from broker.topics.name_writer import NameWriter
 from broker.topics.producer import (
     Producer,
     ProducerReplaced,
@@ -27,6 +29,8 @@ from broker.topics.sequence_store import SequenceStore
 from broker.topics.weak_references import require_present
 from config.bounds import WAITING_PRODUCERS
 from magnetar.background_tasks import BackgroundTasks
+from magnetar.protocol.managed_clients import is_managed
+from magnetar.protocol.names import TopicDomain
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.ledger import ManagedLedger
 
@@ -59,8 +63,18 @@ class AdmittingTopic(PublishedTopic, Protocol):
         ...
 
     @property
+    def policies(self) -> AppliedPolicies:
+        """The policies in force."""
+        ...
+
+    @property
     def deduplicates(self) -> bool:
         """Whether the policies have every SEND checked against the last sequence id."""
+        ...
+
+    @property
+    def sealing(self) -> bool:
+        """Whether it is being sealed, or is sealed."""
         ...
 
     def require_open(self, request: ProducerRequest) -> None:
@@ -112,9 +126,11 @@ class TopicProducers:
         """
         name = request.name or self._topic.context.producer_names.next()
         now_ms = self._topic.context.clock.now_ms()
-        producer = Producer(self._topic, name, request, now_ms)
+        now_s = asyncio.get_running_loop().time()
+        producer = Producer(self._topic, name, request, now_ms, now_s)
         try:
             await self._take_name(producer)
+            self._require_below_maximum(producer)
             await self._admit(producer)
         except BaseException:
             producer.close_at_once()
@@ -129,6 +145,7 @@ class TopicProducers:
         del self._producers[name]
         self.past_messages_in += producer.messages_in
         self.past_bytes_in += producer.bytes_in
+        self._note_end(producer)
         sequences = self._topic.sequences
         if sequences.get(name) is producer.sequence:
             sequences.detach(name, self._topic.context.clock.now_ms())
@@ -143,6 +160,12 @@ class TopicProducers:
             self._nobody = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._nobody,), timeout=timeout_s)
         return not self._producers
+
+    def note_seal(self) -> None:
+        """Note which producers are attached when the segment begins to be sealed."""
+        for producer in self._producers.values():
+            if producer.sequence.writer is not None:
+                producer.sequence.writer.at_seal = True
 
     def refuse_waiting(self, error: MagnetarError) -> None:
         """Refuse all producers that wait to be exclusive, with `error`."""
@@ -186,6 +209,22 @@ class TopicProducers:
                 f"Producer {producer.name!r} was closed while it was being opened: open it again."
             )
 
+    def _require_below_maximum(self, producer: Producer) -> None:
+        """Raise `ProducerBusy` if there are as many others as the policies allow."""
+        most = self._topic.policies.max_producers
+        if not most:
+            return
+        others = sum(
+            each.state is not ProducerState.CLOSED
+            for each in self._producers.values()
+            if each is not producer
+        )
+        if others >= most:
+            raise ProducerBusy(
+                f"{self._topic.name} has {others} producers, and the maximum is {most}: close "
+                "one, or raise maxProducersPerTopic."
+            )
+
     # Access
 
     async def _admit(self, producer: Producer) -> None:
@@ -225,7 +264,14 @@ class TopicProducers:
         """Open an admitted producer, and count its sequence ids from now on."""
         store = self._topic.sequence_store
         request = producer.request
+        if request.user_provided_name and self._topic.deduplicates:
+            await store.wait_inherited()
+            self._require_still_open(producer)
         producer.sequence = store.sequences.attach(producer.name)
+        if self._note_writer(producer):
+            # Durable before the first SEND: a later owner could not tell a client that counts from
+            # the start again from one that sends again, and would drop new messages.
+            await store.save_writer()
         if request.epoch > 0:
             await store.publish_time_of(producer.sequence)
         producer.track(
@@ -241,6 +287,45 @@ class TopicProducers:
             )
         self._require_still_open(producer)
         producer.move(ProducerState.OPEN)
+
+    def _note_writer(self, producer: Producer) -> bool:
+        """Note which client has the name from now on; a layout change passes that on.
+
+        Returns whether that has to be durable before the producer may send.
+        """
+        request, sequence = producer.request, producer.sequence
+        is_segment = self._topic.name.domain is TopicDomain.SEGMENT
+        if not request.user_provided_name or not (is_segment or is_managed(request.properties)):
+            return False
+        if not self._topic.deduplicates:
+            # What it sends is not compared with them, so they may not be compared later either.
+            sequence.carried = ()
+        if request.request_id is None:
+            sequence.writer = None
+            return False
+        known = sequence.writer
+        if known is None or request.epoch == 0 or not known.is_client(request.request_id):
+            known = NameWriter(
+                request.request_id, request.connection.client_version, fresh=request.epoch == 0
+            )
+        elif not known.sent:
+            # What it sends first here may not be what it has sent first.
+            known.fresh = False
+        known.closed_ms = None
+        known.at_seal = self._topic.sealing
+        sequence.writer = known
+        return self._topic.deduplicates
+
+    def _note_end(self, producer: Producer) -> None:
+        writer = producer.sequence.writer
+        if writer is None:
+            return
+        if producer.guard is None and producer.messages_in:
+            writer.note_sent(None)
+        if producer.closed_by_client:
+            writer.closed_ms = self._topic.context.clock.now_ms()
+        if producer.guard is not None:
+            self._topic.sequence_store.writers_changed()
 
     def _promote_next(self) -> None:
         name = self._access.promote()

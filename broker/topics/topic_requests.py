@@ -12,17 +12,25 @@ import structlog
 
 from broker.placement.owner_requests import OwnedRequest
 from broker.placement.typed_request import Request
+from broker.topics.compaction.reserved import require_of_users
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.dispatch.start_position import first_published_since
-from broker.topics.local_topics import LocalTopics, require_no_clients
+from broker.topics.local_topics import (
+    LocalTopics,
+    properties_of_users,
+    require_no_clients,
+)
+from broker.topics.message_expiry import expire_messages
 from broker.topics.producer_access import ProducerBusy
 from broker.topics.seek_target import SeekTarget
 from broker.topics.subscription import Subscription
 from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound
 from broker.topics.topic_stats import topic_stats
-from magnetar.protocol.ids import Position
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import MagnetarError, ServerError
+from magnetar.protocol.txn_id import TxnId
+from txn.records import TxnState
 
 A_co = TypeVar("A_co", covariant=True)
 log = structlog.get_logger(__name__)
@@ -122,6 +130,49 @@ class RequireUnused(TopicRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class ListUnmanagedClients(TopicRequest[list[str]]):
+    """Describe the attached clients that are no v5 clients.  A topic not loaded has none."""
+
+    KIND: ClassVar[str] = "topic.unmanaged-clients"
+
+    async def run(self, topics: LocalTopics) -> list[str]:
+        """See `LocalTopics.unmanaged_clients`."""
+        return topics.unmanaged_clients(self.topic)
+
+
+@dataclass(frozen=True, slots=True)
+class EndOnTopic(TopicRequest[None]):
+    """Carry out the end of a transaction on a topic; return when readers see it.
+
+    `subscriptions` have acknowledgements of the transaction.  A topic that is not loaded has no
+    readers, and reads the end when it is loaded.
+    """
+
+    KIND: ClassVar[str] = "topic.end-transaction"
+    txn: str
+    committed: bool
+    subscriptions: list[str]
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `Topic.carry_out_end`."""
+        topic = topics.loaded(self.topic)
+        if topic is not None:
+            end = TxnState.COMMITTED if self.committed else TxnState.ABORTED
+            await topic.carry_out_end(TxnId.parse(self.txn), end, self.subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewTopicProperties(TopicRequest[dict[str, str]]):
+    """Return the properties that users set."""
+
+    KIND: ClassVar[str] = "topic.properties"
+
+    async def run(self, topics: LocalTopics) -> dict[str, str]:
+        """See `properties_of_users`."""
+        return properties_of_users(await topics.open(self.topic))
+
+
+@dataclass(frozen=True, slots=True)
 class ViewTopicStats(TopicRequest[dict[str, object]]):
     """Return TopicStats, as REST shows them."""
 
@@ -130,6 +181,28 @@ class ViewTopicStats(TopicRequest[dict[str, object]]):
     async def run(self, topics: LocalTopics) -> dict[str, object]:
         """See `topic_stats`."""
         return await topic_stats(await topics.open(self.topic), topics.placement.broker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactTopic(TopicRequest[bool]):
+    """Begin to compact a topic, and return whether it was not being compacted."""
+
+    KIND: ClassVar[str] = "topic.compact"
+
+    async def run(self, topics: LocalTopics) -> bool:
+        """See `Compactions.begin`."""
+        return await topics.compactions.begin(await topics.open(self.topic))
+
+
+@dataclass(frozen=True, slots=True)
+class ViewCompaction(TopicRequest[dict[str, object]]):
+    """Return LongRunningProcessStatus of the last compaction, as REST shows it."""
+
+    KIND: ClassVar[str] = "topic.compaction"
+
+    async def run(self, topics: LocalTopics) -> dict[str, object]:
+        """See `CompactionHistory`."""
+        return (await topics.open(self.topic)).compaction.as_status()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +233,7 @@ class CreateTopicSubscription(TopicRequest[bool]):
     async def run(self, topics: LocalTopics) -> bool:
         """Make it at the start of the target's entry, and then move it to the target."""
         topic = await topics.open(self.topic)
+        require_of_users(self.name)
         if self.name in topic.subscriptions:
             return False
         target = SeekTarget(self.position, self.batch_index, self.excluded)
@@ -219,6 +293,46 @@ class SeekTopicSubscriptionToTime(TopicRequest[None]):
         await subscription.seek(await first_published_since(topic.ledger, self.timestamp_ms))
 
 
+@dataclass(frozen=True, slots=True)
+class ExpireMessages(TopicRequest[int]):
+    """Count messages of a subscription that were published before a time as acknowledged.
+
+    `before_ms` is by the broker's clock.  Returns the number of entries.  Raises
+    `SubscriptionNotFound`.
+    """
+
+    KIND: ClassVar[str] = "topic.expire-messages"
+    name: str
+    before_ms: int
+
+    async def run(self, topics: LocalTopics) -> int:
+        """See `expire_messages`."""
+        topic = await topics.open(self.topic)
+        return await expire_messages(topic, _subscription(topic, self.name), self.before_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireUpTo(TopicRequest[int]):
+    """Count messages of a subscription up to a message id as acknowledged.
+
+    Returns and raises as `ExpireMessages`.
+    """
+
+    KIND: ClassVar[str] = "topic.expire-up-to"
+    name: str
+    position: Position
+    excluded: bool = False
+    """Whether the message with that id stays."""
+
+    async def run(self, topics: LocalTopics) -> int:
+        """See `Subscription.expire_before`."""
+        subscription = _subscription(await topics.open(self.topic), self.name)
+        if self.excluded or self.position in (EARLIEST, LATEST):
+            return await subscription.expire_before(self.position)
+        behind = Position(self.position.ledger_id, self.position.entry_id + 1)
+        return await subscription.expire_before(behind)
+
+
 def _subscription(topic: Topic, name: str) -> Subscription:
     found = topic.subscriptions.get(name)
     if found is None:
@@ -236,12 +350,19 @@ TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyT
             UnloadTopic,
             DeleteTopic,
             RequireUnused,
+            ListUnmanagedClients,
+            EndOnTopic,
+            ViewTopicProperties,
             ViewTopicStats,
+            CompactTopic,
+            ViewCompaction,
             ListTopicSubscriptions,
             CreateTopicSubscription,
             DeleteTopicSubscription,
             SeekTopicSubscription,
             SeekTopicSubscriptionToTime,
+            ExpireMessages,
+            ExpireUpTo,
         )
     }
 )

@@ -1,5 +1,6 @@
 """Statistics of one topic, under the member names that Pulsar's tools read."""
 
+import asyncio
 from datetime import UTC, datetime
 
 from broker.topics.backlog_sizes import BacklogSize, backlog_sizes, earliest_of
@@ -7,6 +8,7 @@ from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
+from broker.topics.traffic import Delivered, Published, SubscriptionTraffic, Traffic
 
 EARLIEST_OF_TOPIC = "earliestMsgPublishTimeInBacklogs"
 
@@ -15,8 +17,9 @@ async def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
     """TopicStats of a loaded topic; `owner` is the id of this broker."""
     sizes = await backlog_sizes(topic)
     earliest_ms = earliest_of(sizes)
+    now_s = asyncio.get_running_loop().time()
     return {
-        **topic.rates.as_members(incoming=True),
+        **topic_rates(topic, now_s).as_members(),
         "backlogSize": max((each.size_bytes for each in sizes.values()), default=0),
         **({} if earliest_ms is None else {EARLIEST_OF_TOPIC: earliest_ms}),
         "msgInCounter": topic.messages_in_total,
@@ -24,21 +27,43 @@ async def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
         "msgOutCounter": topic.messages_out_total,
         "bytesOutCounter": topic.bytes_out_total,
         "storageSize": topic.ledger.total_size_bytes,
-        "publishers": [_publisher(producer) for producer in topic.producers.values()],
+        "publishers": [_publisher(producer, now_s) for producer in topic.producers.values()],
         "subscriptions": {
-            name: _subscription(subscription, sizes.get(name))
+            name: _subscription(subscription, sizes.get(name), now_s)
             for name, subscription in topic.subscriptions.items()
         },
+        "compaction": topic.compaction.as_members(),
         "ownerBroker": owner,
     }
+
+
+def topic_rates(topic: Topic, now_s: float) -> Traffic:
+    """The rates of a topic over the last RATE_WINDOW_S; `now_s` is the event loop's time."""
+    return Traffic(*topic.rate_sampler.rates(now_s, topic.traffic))
+
+
+def producer_rates(producer: Producer, now_s: float) -> Published:
+    """The rates of a producer: see `topic_rates`."""
+    return Published(*producer.rate_sampler.rates(now_s, producer.traffic))
+
+
+def subscription_rates(subscription: Subscription, now_s: float) -> SubscriptionTraffic:
+    """The rates of a subscription: see `topic_rates`."""
+    return SubscriptionTraffic(*subscription.rate_sampler.rates(now_s, subscription.traffic))
+
+
+def consumer_rates(consumer: Consumer, now_s: float) -> Delivered:
+    """The rates of a consumer: see `topic_rates`."""
+    return Delivered(*consumer.rate_sampler.rates(now_s, consumer.traffic))
 
 
 def _since(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _publisher(producer: Producer) -> dict[str, object]:
+def _publisher(producer: Producer, now_s: float) -> dict[str, object]:
     return {
+        **producer_rates(producer, now_s).as_members(),
         "producerName": producer.name,
         "producerId": producer.producer_id,
         "accessMode": producer.request.access_mode.name.title().replace("_", ""),
@@ -51,28 +76,32 @@ def _publisher(producer: Producer) -> dict[str, object]:
     }
 
 
-def _subscription(subscription: Subscription, size: BacklogSize | None) -> dict[str, object]:
+def _subscription(
+    subscription: Subscription, size: BacklogSize | None, now_s: float
+) -> dict[str, object]:
     kind = subscription.type
     active = subscription.active_consumer
     return {
-        **subscription.rates.as_members(incoming=False),
+        **subscription_rates(subscription, now_s).as_members(),
         **({} if size is None else size.as_members()),
         "type": kind.label if kind is not None else "None",
         "msgBacklog": subscription.backlog,
         "msgBacklogNoDelayed": max(0, subscription.backlog - subscription.delayed),
         "msgDelayed": subscription.delayed,
         "unackedMessages": subscription.unacked,
+        "totalMsgExpired": subscription.expired_total,
         "msgOutCounter": subscription.messages_out_total,
         "bytesOutCounter": subscription.bytes_out_total,
         "isDurable": subscription.durable,
         "subscriptionProperties": dict(subscription.cursor.properties),
         "activeConsumerName": active.name if active is not None else None,
-        "consumers": [_consumer(consumer) for consumer in subscription.consumers],
+        "consumers": [_consumer(consumer, now_s) for consumer in subscription.consumers],
     }
 
 
-def _consumer(consumer: Consumer) -> dict[str, object]:
+def _consumer(consumer: Consumer, now_s: float) -> dict[str, object]:
     return {
+        **consumer_rates(consumer, now_s).as_members(),
         "consumerName": consumer.name,
         "availablePermits": consumer.permits,
         "unackedMessages": consumer.unacked,

@@ -1,35 +1,79 @@
-"""Pure: rates of a topic's or subscription's traffic, between two readings of its counters."""
+"""Pure: counters of which rates are taken, and the rates under the names of Pulsar's tools.
+
+The numbers of each type are counters, or what those grew per second: see
+`broker.topics.rates`.
+"""
+
+from typing import NamedTuple
 
 
-class Traffic:
-    """Rates by the second, in messages and bytes, in and out; 0 until there were two readings."""
+class Published(NamedTuple):
+    """Messages and bytes of one producer."""
 
-    __slots__ = ("_counts", "_read_s", "bytes_in", "bytes_out", "messages_in", "messages_out")
+    messages: float
+    bytes: float
 
-    def __init__(self) -> None:
-        self._counts = (0, 0, 0, 0)
-        self._read_s: float | None = None
-        self.messages_in = 0.0
-        self.bytes_in = 0.0
-        self.messages_out = 0.0
-        self.bytes_out = 0.0
+    def as_members(self) -> dict[str, float]:
+        """The rates as members of PublisherStats."""
+        return incoming_members(self.messages, self.bytes)
 
-    def observe(self, now_s: float, *counts: int) -> None:
-        """Take a reading: messages and bytes in, messages and bytes out."""
-        before, read_s = self._counts, self._read_s
-        messages_in, bytes_in, messages_out, bytes_out = counts
-        self._counts = (messages_in, bytes_in, messages_out, bytes_out)
-        self._read_s = now_s
-        if read_s is None or now_s <= read_s:
-            return
-        took_s = now_s - read_s
-        self.messages_in, self.bytes_in, self.messages_out, self.bytes_out = (
-            max(0, now - then) / took_s for now, then in zip(self._counts, before, strict=True)
-        )
 
-    def as_members(self, *, incoming: bool) -> dict[str, float]:
-        """The rates under Pulsar's names; those of a subscription are outgoing only."""
-        found = {"msgRateOut": self.messages_out, "msgThroughputOut": self.bytes_out}
-        if incoming:
-            found |= {"msgRateIn": self.messages_in, "msgThroughputIn": self.bytes_in}
-        return found
+class Delivered(NamedTuple):
+    """Messages and bytes of one consumer."""
+
+    messages: float
+    bytes: float
+    redelivered: float
+    acknowledged: float
+
+    def as_members(self) -> dict[str, float]:
+        """The rates as members of SubscriptionStats and ConsumerStats."""
+        return {
+            **outgoing_members(self.messages, self.bytes),
+            "msgRateRedeliver": self.redelivered,
+            "messageAckRate": self.acknowledged,
+        }
+
+
+class SubscriptionTraffic(NamedTuple):
+    """Messages and bytes of one subscription, and entries that expired."""
+
+    messages: float
+    bytes: float
+    redelivered: float
+    acknowledged: float
+    expired: float
+
+    def as_members(self) -> dict[str, float]:
+        """The rates as members of SubscriptionStats."""
+        return {**Delivered(*self[:-1]).as_members(), "msgRateExpired": self.expired}
+
+
+class Traffic(NamedTuple):
+    """Messages and bytes of one topic, in and out."""
+
+    messages_in: float
+    bytes_in: float
+    messages_out: float
+    bytes_out: float
+
+    def as_members(self) -> dict[str, float]:
+        """The rates as members of TopicStats."""
+        return {
+            **incoming_members(self.messages_in, self.bytes_in),
+            **outgoing_members(self.messages_out, self.bytes_out),
+        }
+
+
+def incoming_members(messages: float, size_bytes: float) -> dict[str, float]:
+    """Rates in, and the average size of a message; 0 without messages."""
+    return {
+        "msgRateIn": messages,
+        "msgThroughputIn": size_bytes,
+        "averageMsgSize": size_bytes / messages if messages else 0.0,
+    }
+
+
+def outgoing_members(messages: float, size_bytes: float) -> dict[str, float]:
+    """Rates out."""
+    return {"msgRateOut": messages, "msgThroughputOut": size_bytes}

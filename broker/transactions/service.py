@@ -1,24 +1,32 @@
 """Transactions of one process: its coordinators, decisions, collectors and watches."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 import structlog
 
-from broker.placement import Placement
+from broker.placement import BrokerAddress, Placement
 from broker.policies.namespaces import NamespaceNotFound, TenantNotFound
+from broker.topics.cluster_topics import ClusterTopics
 from broker.topics.topic import Topic, TopicNotFound
+from broker.topics.topic_requests import EndOnTopic
 from broker.transactions.assignment_watches import AssignmentWatches
-from config.bounds import CLOCK_SKEW_MAX_MS
+from config.bounds import CLOCK_SKEW_MAX_MS, TXN_END_CARRIED_OUT_S, TXN_JOINS_AT_ONCE
 from config.settings import Settings
-from magnetar.protocol.names import InvalidTopicName, TopicName, parse_topic_name
-from magnetar.protocol.server_error import MagnetarError
-from magnetar.protocol.txn_id import TxnId
+from magnetar.protocol.names import (
+    InvalidTopicName,
+    TopicDomain,
+    TopicName,
+    parse_topic_name,
+)
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
+from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.clock import Clock
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.metadata.counted_metadata import CountedMetadata
 from txn import records
+from txn.ack_records import for_each
 from txn.cleanup_requests import CleanupRequests
 from txn.collector import Collector
 from txn.coordinator_elections import CoordinatorBrokers, Leader
@@ -28,7 +36,7 @@ from txn.decisions import Decisions
 from txn.errors import InvalidTxnStatus, TransactionEnded
 from txn.key_collector import TransactionKeyCollector
 from txn.parts import TransactionParts
-from txn.records import AckRecord, Claim
+from txn.records import AckRecord, Claim, TxnState
 from txn.store import TransactionStore
 
 log = structlog.get_logger(__name__)
@@ -36,8 +44,32 @@ log = structlog.get_logger(__name__)
 _NOT_FOUND = (TopicNotFound, NamespaceNotFound, TenantNotFound)
 
 
+class TransactionsOff(PeerError):
+    """Transactions are off, for all clients or for those before version 5."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class NotInTransactions(PeerError):
+    """The topic does not exist, or cannot take part in a transaction of this client."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
+class CoordinatorElsewhere(PeerError):
+    """Another broker leads the coordinator, or none yet: a v4 client looks it up again."""
+
+    code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
 class KnownTopics(Protocol):
     """The topics of the broker, as transactions use them."""
+
+    cluster: ClusterTopics
+
+    async def may_be_opened(self, name: TopicName) -> bool:
+        """Whether a topic exists, or is a partition that is created at its first use."""
+        ...
 
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """The topic, loaded.  Raises `TopicNotFound`."""
@@ -85,6 +117,8 @@ class Transactions:
     def __init__(self, broker: TransactionsHost) -> None:
         settings, me = broker.settings, broker.placement.me
         self.enabled = settings.transactions_enabled
+        self.enabled_for_v4 = settings.coordinators_of_v4_clients > 0
+        """Whether clients before version 5 may use transactions too."""
         self.counters = TransactionCounters()
         self.store = TransactionStore(
             broker.metadata, self.counters, elapsed_s=asyncio.get_running_loop().time
@@ -156,6 +190,57 @@ class Transactions:
         """Stop following headers.  May be called again."""
         await self.decisions.stop()
 
+    def require_enabled(self, *, scalable: bool) -> None:
+        """Raise `TransactionsOff` unless a client of this kind may use transactions.
+
+        `scalable`: it is of version 5.
+        """
+        if not self.enabled:
+            raise TransactionsOff(
+                "Transactions are switched off on this broker: set transactions_enabled, or use a "
+                "client without them."
+            )
+        if not scalable and not self.enabled_for_v4:
+            raise TransactionsOff(
+                "Transactions of clients before version 5 are switched off on this broker: set "
+                "transaction_coordinator_enabled, or use the v5 client."
+            )
+
+    def require_served_to_v4(self, coordinator: CoordinatorId) -> None:
+        """Raise unless this broker serves a coordinator to v4 clients.
+
+        `CoordinatorElsewhere`, with which they look it up again; `CoordinatorNotFound`.
+        """
+        if coordinator < self.coordinators.parallelism and not self.coordinators.leads(coordinator):
+            raise CoordinatorElsewhere(
+                f"Transaction coordinator {coordinator} is not served here: look it up again."
+            )
+        self.coordinators.require_served(coordinator)
+
+    def address_of_coordinator(self, number: int) -> BrokerAddress:
+        """The broker that serves a coordinator to v4 clients.
+
+        Raises `TransactionsOff`, `TopicNotFound`, `CoordinatorElsewhere`.
+        """
+        self.require_enabled(scalable=False)
+        if number >= self.coordinators.parallelism:
+            raise TopicNotFound(
+                f"There is no transaction coordinator {number}: there are "
+                f"{self.coordinators.parallelism}, numbered from 0."
+            )
+        leader = self.coordinators.assignments().get(CoordinatorId(number))
+        if leader is None:
+            raise CoordinatorElsewhere(
+                f"Transaction coordinator {number} has no leader yet: look it up again."
+            )
+        return BrokerAddress(
+            leader.broker_url,
+            leader.broker_url_tls,
+            leader.web_url or "",
+            leader.broker_id,
+            leader.web_url_tls,
+        )
+
     async def join(self, txn: TxnId, name: TopicName) -> None:
         """Have a topic join a transaction, if this process owns the topic.
 
@@ -174,6 +259,54 @@ class Transactions:
             raise
         except MagnetarError as error:
             log.debug("transaction_not_joined", txn=str(txn), topic=str(name), error=str(error))
+
+    async def require_participants(self, names: Sequence[TopicName]) -> None:
+        """Require that topics may take part in a transaction of a v4 client.
+
+        Raises `NotInTransactions` for a topic that is missing or not of the persistent domain.
+        """
+        await for_each(names, self._require_participant, at_once=TXN_JOINS_AT_ONCE)
+
+    async def _require_participant(self, name: TopicName) -> None:
+        if name.domain is not TopicDomain.PERSISTENT:
+            raise NotInTransactions(
+                f"{name} takes no part in transactions of clients before version 5: use a "
+                "persistent:// topic, or the v5 client."
+            )
+        if not await self._broker.topics.may_be_opened(name):
+            raise NotInTransactions(
+                f"{name} takes no part in the transaction, as there is no such topic: create it, "
+                "or open a producer first."
+            )
+
+    async def carry_out_end(self, txn: TxnId, end: TxnState) -> None:
+        """Have the owners of a transaction's topics carry its end out, so that readers see it.
+
+        It is in the header already, and their watches report it too.  So this returns after
+        TXN_END_CARRIED_OUT_S at the latest, and raises nothing.
+        """
+        try:
+            async with asyncio.timeout(TXN_END_CARRIED_OUT_S):
+                # Records are deleted after the end is carried out: the ones that are left name all
+                # topics and subscriptions on which it is not.
+                ends = _ends_of(txn, end, await self.store.operations_of(txn))
+                await for_each(ends, self._end_on_topic, at_once=TXN_JOINS_AT_ONCE)
+        except (MagnetarError, TimeoutError) as error:
+            log.info("transaction_end_not_awaited", txn=str(txn), error=str(error))
+
+    async def _end_on_topic(self, request: EndOnTopic) -> None:
+        # Without an owner there are no readers, and the next owner reads the header.
+        if self._broker.placement.known_owner(request.topic) is None:
+            return
+        try:
+            await self._broker.topics.cluster.ask(request)
+        except MagnetarError as error:
+            log.info(
+                "transaction_end_not_awaited",
+                txn=request.txn,
+                topic=str(request.topic),
+                error=str(error),
+            )
 
     async def _clean_segment(self, segment: str, found: Sequence[Claim | AckRecord]) -> bool:
         """Clean up records of ended transactions on a segment (W11, A6); False: not owned here.
@@ -217,6 +350,24 @@ class Transactions:
             else:
                 key = records.ack_key(record)
             await self.store.delete_operation(record.txn, key)
+
+
+def _ends_of(txn: TxnId, end: TxnState, found: Iterable[Claim | AckRecord]) -> Sequence[EndOnTopic]:
+    """The requests that carry out the end on each topic that has records of the transaction."""
+    subscriptions: dict[str, set[str]] = {}
+    for record in found:
+        of_topic = subscriptions.setdefault(record.segment, set())
+        if isinstance(record, AckRecord):
+            of_topic.add(record.subscription)
+    return [
+        EndOnTopic(
+            parse_topic_name(topic),
+            str(txn),
+            end is TxnState.COMMITTED,
+            sorted(subscriptions[topic]),
+        )
+        for topic in sorted(subscriptions)
+    ]
 
 
 def _electorate(placement: Placement) -> CoordinatorBrokers | None:

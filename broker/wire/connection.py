@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 
+from broker.topics.closed_consumers import ClosedConsumers
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
+from broker.wire.client_addresses import ClientAddresses
 from broker.wire.outbox import Outbox
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.protocol_violation import ProtocolViolation
@@ -42,6 +44,7 @@ from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.state_table import StateTable
 
 if TYPE_CHECKING:
+    from broker.transactions.own_transactions import OwnTransactions
     from broker.wire.login import Login
     from security.identity import Principal
 
@@ -110,6 +113,7 @@ class ConnectionHost(BrokerServices, Protocol):
     """The parts of a broker that its connections use."""
 
     connections: "set[Connection]"
+    client_addresses: ClientAddresses
     peer_memory: PeerMemory
 
 
@@ -124,6 +128,9 @@ class Connection(asyncio.Protocol):
 
     principal: "Principal | None" = None
     """The role that the connection acts for; None without authentication."""
+    own_transactions: "OwnTransactions | None" = None
+    """The transactions that it may use.  None: all of them; before the first PRODUCER or SUBSCRIBE
+    that authorization allowed, there is nothing that could use one."""
     login: "Login | None" = None
     """None without authentication, and before CONNECT."""
 
@@ -144,6 +151,7 @@ class Connection(asyncio.Protocol):
         self.producers: dict[int, Producer | asyncio.Future[Producer]] = {}
         self.consumers: dict[int, Consumer | asyncio.Future[Consumer]] = {}
         self.closed_producers: dict[int, None] = {}
+        self.closed_consumers = ClosedConsumers()
         self.topic_watches: dict[int, TopicWatch] = {}
         self.inflight_bytes = 0
         self._handlers = handlers
@@ -213,6 +221,9 @@ class Connection(asyncio.Protocol):
         self.put = self._outbox.put
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
         self.broker.connections.add(self)
+        if not self.broker.client_addresses.add(self, self.address):
+            self.abort("there are too many connections, or too many of its address")
+            return
         self.on_close(partial(self.broker.costly_requests.drop, self))
 
     def data_received(self, data: bytes) -> None:
@@ -260,9 +271,11 @@ class Connection(asyncio.Protocol):
         # What refers to this connection goes, so that it is freed without a garbage collection.
         self._outbox.close()
         self._forward = None
+        self.login = None
         for attached in (self.producers, self.consumers, self.topic_watches):
             attached.clear()
         self.broker.peer_memory.forget(self)
+        self.broker.client_addresses.discard(self)
         self.broker.connections.discard(self)
         self._gone.set_result(None)
         if exc is not None:
@@ -515,6 +528,11 @@ class Connection(asyncio.Protocol):
         return self._input_bytes + self._outbox.drained_bytes
 
     @property
+    def address_before_login(self) -> str | None:
+        """See `Holder`."""
+        return None if self._ready else self.broker.client_addresses.before_login(self)
+
+    @property
     def waits_for_broker(self) -> bool:
         """See `Holder`.  A connection is not read as the broker is behind, or the peer is."""
         return bool(self._held or self.paused) and _WRITING not in self.paused
@@ -753,6 +771,8 @@ class Connection(asyncio.Protocol):
     def _move(self, to: ConnectionState) -> None:
         self.state = _MOVES.move(self.state, to, "A connection")
         self._ready = to is ConnectionState.READY
+        if self._ready:
+            self.broker.client_addresses.logged_in(self)
         self.closing = to not in _SERVING
 
     def _end(self) -> None:

@@ -27,9 +27,8 @@ from magnetar.protocol.pulsar_pb2 import (
 )
 from magnetar.protocol.server_error import PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
-from security import audit
 from security.authenticator import Authenticator, OriginalClient
-from security.errors import CredentialsRefused
+from security.errors import CredentialsRefused, Refusal
 from security.identity import Identity, Method, Principal
 from security.providers import Credentials
 
@@ -118,6 +117,8 @@ class Login:
         self._original: OriginalClient | None = None
         self._can_refresh = False
         self._timer: asyncio.TimerHandle | None = None
+        self.failure_logged = False
+        """Whether the log has a line about the credentials that were refused."""
 
     async def log_in(self, request: CommandConnect) -> None:
         """Check the credentials of CONNECT, and set the connection's principal.
@@ -136,6 +137,7 @@ class Login:
             self._own = await self._authenticator.authenticate(credentials, address=host.address)
             host.principal = await self._principal()
         except CredentialsRefused as error:
+            self.failure_logged = error.reason is not Refusal.AUTH_REQUIRED
             raise AuthenticationFailed from error
         self._can_refresh = request.feature_flags.supports_auth_refresh
         self._logged_in()
@@ -197,7 +199,9 @@ class Login:
         assert principal is not None, "a login has a principal"
         # Refused logins are logged by the authenticator.
         method = principal.identity.method.value
-        audit.permitted("login", principal.roles, self._host.address, method=method)
+        self._authenticator.audit.permitted(
+            "login", principal.roles, self._host.address, method=method
+        )
         if self._expires_at_s is not None and self._timer is None:
             self._look_again()
 

@@ -5,21 +5,15 @@ import socket
 from collections.abc import Mapping
 from typing import ClassVar
 
-import structlog
-
 from broker.wire.connection import Connection, ConnectionHost, Handler, SendHandler
 from broker.wire.listening import PortSetting, bind_port, explaining_listen_errors
-from broker.wire.tls_handshakes import Handshakes
 from config.bounds import LISTEN_BACKLOG
-
-log = structlog.get_logger(__name__)
 
 
 class BinaryServer:
     """Listens for connections of the binary protocol.
 
-    Above `max_connections`, TLS handshakes included, a new one replaces a handshake that waits for
-    its peer.  If there is none it is closed at once, and that is logged.
+    One above the bound, for which `ClientAddresses` ends no other one, is closed at once.
     """
 
     setting: ClassVar[PortSetting] = PortSetting.PORT
@@ -29,16 +23,10 @@ class BinaryServer:
         broker: ConnectionHost,
         handlers: Mapping[int, Handler],
         send: SendHandler,
-        *,
-        max_connections: int,
-        handshakes: Handshakes | None = None,
     ) -> None:
-        """`handshakes` are those of the port with TLS, if there is one."""
         self.handlers = handlers
         """The handlers of connections that are accepted from now on."""
         self._broker = broker
-        self._handshakes = handshakes
-        self._max_connections = max_connections
         self._send = send
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
@@ -63,14 +51,14 @@ class BinaryServer:
             )
         self._socket = None
 
-    def _accept(self) -> asyncio.Protocol:
-        broker, handshakes = self._broker, self._handshakes
-        half_open = 0 if handshakes is None else len(handshakes)
-        if len(broker.connections) + half_open < self._max_connections or (
-            handshakes is not None and handshakes.make_room()
-        ):
-            return Connection(broker, self.handlers, self._send)
-        log.warning("connection_limit_reached", max_connections=self._max_connections)
+    def _accept(self) -> asyncio.BaseProtocol:
+        """Return the protocol of a new socket."""
+        return self._serve()
+
+    def _serve(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, which is closed at once above the bound."""
+        if self._broker.client_addresses.admits_one():
+            return Connection(self._broker, self.handlers, self._send)
         return _RefusedConnection()
 
     async def stop(self) -> None:

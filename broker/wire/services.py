@@ -14,6 +14,7 @@ from config.settings import Settings
 from storage.clock import Clock
 
 if TYPE_CHECKING:
+    from broker.policies.authorizer import Authorizer
     from security.authenticator import Authenticator
 
 
@@ -32,6 +33,8 @@ class BrokerServices(Protocol):
     costly_requests: CostlyRequests
     authenticator: "Authenticator | None"
     """Finds out who a peer is; None: authentication is off."""
+    authorizer: "Authorizer | None"
+    """Decides what roles may do; None: authorization is off."""
     version: str
     serving: bool
     """Whether clients are accepted."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from broker.wire.connection import ConnectionHost, Handler, SendHandler
 from broker.wire.listening import PortSetting
 from broker.wire.server import BinaryServer
-from broker.wire.tls_handshakes import Handshakes
-from broker.wire.tls_stream import TlsStream
+from broker.wire.tls_stream import TlsStream, new_read_buffer
 
 
 class TlsBinaryServer(BinaryServer):
@@ -22,23 +21,24 @@ class TlsBinaryServer(BinaryServer):
         handlers: Mapping[int, Handler],
         send: SendHandler,
         *,
-        max_connections: int,
-        handshakes: Handshakes,
         context: Callable[[], ssl.SSLContext],
     ) -> None:
         """`context` returns the context of a new connection."""
-        super().__init__(
-            broker, handlers, send, max_connections=max_connections, handshakes=handshakes
-        )
-        self._tls_handshakes = handshakes
+        super().__init__(broker, handlers, send)
+        self._handshakes = broker.client_addresses.handshakes
         self._context = context
+        self._read_buffer = new_read_buffer()
 
-    def _accept(self) -> asyncio.Protocol:
+    def _accept(self) -> asyncio.BaseProtocol:
         return TlsStream(
-            self._context(), super()._accept, self._tls_handshakes, self._broker.peer_memory
+            self._context(),
+            self._serve,
+            self._handshakes,
+            self._broker.peer_memory,
+            self._read_buffer,
         )
 
     async def stop(self) -> None:
         """Accept no more connections, and end handshakes; present connections stay open."""
         await super().stop()
-        self._tls_handshakes.close()
+        self._handshakes.close()

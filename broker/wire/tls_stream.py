@@ -8,7 +8,7 @@ loop.
 import asyncio
 import enum
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 import structlog
@@ -22,9 +22,18 @@ log = structlog.get_logger(__name__)
 
 _RECORD_BYTES: Final = 16 * 1024
 """The most bytes that one TLS record carries (RFC 8446, 5.1)."""
+_PIECE_BYTES: Final = 64 * 1024
+"""As much is read at once, and encrypted at once."""
+# Bytes are copied several times between the socket and the protocol.  In pieces that stay in the
+# processor's own cache that is cheaper (docs/decisions/tls-layer.md).
 _REPORTED_BYTES: Final = 4 * 1024
 """Less of an incomplete record is not accounted, as of an incomplete frame."""
 _WANTS_INPUT: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def new_read_buffer() -> memoryview:
+    """Make the buffer into which the connections of one port are read."""
+    return memoryview(bytearray(_PIECE_BYTES))
 
 
 class StreamState(enum.Enum):
@@ -50,7 +59,7 @@ _MOVES: StateTable[StreamState] = StateTable(
 )
 
 
-class TlsStream(asyncio.Protocol):
+class TlsStream(asyncio.BufferedProtocol):
     """The TLS of one accepted connection.
 
     It is the protocol of the socket's transport.  When the handshake is done it makes the protocol
@@ -64,14 +73,17 @@ class TlsStream(asyncio.Protocol):
         make_protocol: Callable[[], asyncio.Protocol],
         handshakes: Handshakes,
         memory: PeerMemory,
+        read_buffer: memoryview,
         *,
         handshake_s: float = TLS_HANDSHAKE_S,
     ) -> None:
+        """`read_buffer` may be shared by all connections: it is empty between two reads."""
         self.state = StreamState.HANDSHAKE
         self._context = context
         self._make_protocol = make_protocol
         self._handshakes = handshakes
         self._memory = memory
+        self._read_buffer = read_buffer
         self._handshake_s = handshake_s
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -79,6 +91,7 @@ class TlsStream(asyncio.Protocol):
         """None until the peer has sent something, so that silent peers cost little."""
         self._raw: asyncio.Transport
         self._protocol: asyncio.Protocol | None = None
+        self._transport: TlsTransport | None = None
         self._remote = ""
         self._input_bytes = 0
         self._incomplete_bytes = 0
@@ -99,19 +112,22 @@ class TlsStream(asyncio.Protocol):
         if not self._handshakes.begin(self, self._remote):
             self.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer for the next read."""
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Take encrypted bytes of the peer."""
+        if self.state not in (StreamState.HANDSHAKE, StreamState.OPEN):
+            return
+        self._input_bytes += nbytes
+        self._incomplete_bytes += nbytes
+        self._incoming.write(self._read_buffer[:nbytes])
         if self.state is StreamState.OPEN:
-            self._input_bytes += len(data)
-            self._incomplete_bytes += len(data)
-            self._incoming.write(data)
             self._receive()
             if self._incomplete_bytes > _REPORTED_BYTES or self._reported:
                 self._report_held()
-        elif self.state is StreamState.HANDSHAKE:
-            self._input_bytes += len(data)
-            self._incomplete_bytes += len(data)
-            self._incoming.write(data)
+        else:
             # What comes next waits in the system, until these bytes have had their turn.
             self._raw.pause_reading()
             self._handshakes.has_input(self)
@@ -138,8 +154,12 @@ class TlsStream(asyncio.Protocol):
         self._memory.forget(self)
         self._handshakes.end(self, completed=False)
         protocol, self._protocol = self._protocol, None
-        # The OpenSSL object and the context that it keeps go without a garbage collection.
+        # The OpenSSL object and the context that it keeps go without a garbage collection, even if
+        # somebody keeps the transport.
         self._ssl = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.release()
         if protocol is not None:
             protocol.connection_lost(self._error or exc)
 
@@ -173,7 +193,8 @@ class TlsStream(asyncio.Protocol):
         self._send_encrypted()
         self._protocol = self._make_protocol()
         self._raw.resume_reading()
-        self._protocol.connection_made(TlsTransport(self, self._raw, self._context, established))
+        self._transport = TlsTransport(self, self._raw, self._context, established)
+        self._protocol.connection_made(self._transport)
         # The last bytes of the handshake may have had the first ones of the client behind them.
         self._receive()
         self._report_held()
@@ -203,16 +224,33 @@ class TlsStream(asyncio.Protocol):
         if self.state is not StreamState.OPEN or self._ssl is None or not data:
             return
         try:
-            written = self._ssl.write(data)
-            if written < len(data):
-                # OpenSSL takes one record at a time.
-                rest = memoryview(data)[written:]
-                while rest:
-                    rest = rest[self._ssl.write(rest) :]
+            if len(data) <= _PIECE_BYTES:
+                self._ssl.write(data)
+                self._raw.write(self._outgoing.read())
+                return
+            whole = memoryview(data)
+            for at in range(0, len(data), _PIECE_BYTES):
+                self._ssl.write(whole[at : at + _PIECE_BYTES])
+                self._raw.write(self._outgoing.read())
         except ssl.SSLError as error:
             self._break(error)
-            return
-        self._raw.write(self._outgoing.read())
+
+    def writelines(self, buffers: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Write buffers.  Small ones share records; a large one is not copied."""
+        small: list[bytes | bytearray | memoryview] = []
+        small_bytes = 0
+        for buffer in buffers:
+            if len(buffer) >= _RECORD_BYTES:
+                self.write(b"".join(small))
+                self.write(buffer)
+                small, small_bytes = [], 0
+                continue
+            small.append(buffer)
+            small_bytes += len(buffer)
+            if small_bytes >= _PIECE_BYTES:
+                self.write(b"".join(small))
+                small, small_bytes = [], 0
+        self.write(b"".join(small))
 
     def close(self) -> None:
         """Say that nothing more comes, send what is queued, and close the socket."""
@@ -291,6 +329,11 @@ class TlsStream(asyncio.Protocol):
         return self._input_bytes
 
     @property
+    def address_before_login(self) -> str | None:
+        """See `Holder`.  One incomplete record is little, and handshakes have a bound of theirs."""
+        return None
+
+    @property
     def waits_for_broker(self) -> bool:
         """See `Holder`.  An incomplete record waits for the peer."""
         return False
@@ -328,13 +371,13 @@ class TlsTransport(asyncio.Transport):
         established: ssl.SSLObject,
     ) -> None:
         super().__init__()
-        self._information: Mapping[str, object] = {
+        self._information: dict[str, object] = {
             "sslcontext": context,
             "ssl_object": established,
             "cipher": established.cipher(),
             "compression": established.compression(),
         }
-        self._established = established
+        self._established: ssl.SSLObject | None = established
         self._stream = stream
         self._raw = raw
         # Each call of these would pass through a method of its own.
@@ -343,15 +386,20 @@ class TlsTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         """Information about the connection: about TLS, else about the socket."""
-        if name == "peercert":
+        if name == "peercert" and self._established is not None:
             return self._established.getpeercert()
         if name in self._information:
             return self._information[name]
         return self._raw.get_extra_info(name, default)
 
+    def release(self) -> None:
+        """Drop the OpenSSL object, as the connection has ended."""
+        self._established = None
+        del self._information["ssl_object"]
+
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Write buffers; joined, as each write makes records of its own."""
-        self._stream.write(b"".join(list_of_data))
+        """Write buffers, in order."""
+        self._stream.writelines(list_of_data)
 
     def close(self) -> None:
         """Send what is queued, and close the connection."""

@@ -42,7 +42,7 @@ class Dispatcher(ABC):
         self.reader = EntryReader(
             self.ledger,
             self._unacknowledged_start(),
-            skip=self.cursor.first_unacknowledged,
+            skip=self._first_to_read,
             ready=self.wake,
         )
         self._loop = asyncio.get_running_loop()
@@ -54,6 +54,13 @@ class Dispatcher(ABC):
     def delayed(self) -> int:
         """Number of entries that were read and are delayed until their time."""
         return 0
+
+    def limit_unacked(self, messages: int) -> None:
+        """Send nothing while shared consumers together have so many; 0: without limit.
+
+        Dispatchers with one active consumer have no such limit.
+        """
+        return
 
     # Events
 
@@ -136,6 +143,10 @@ class Dispatcher(ABC):
 
     def _unacknowledged_start(self) -> Position:
         return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))
+
+    def _first_to_read(self, at_or_after: Position) -> Position:
+        """The first position at or after that one which is to be read."""
+        return self.cursor.first_unacknowledged(at_or_after)
 
     def _skip_hidden(self, entry: Entry) -> bool:
         """Acknowledge a special entry that no consumer may see; False for any other entry."""

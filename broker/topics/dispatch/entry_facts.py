@@ -66,6 +66,26 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
     )
 
 
+def bucketed_facts_of(data: bytes) -> tuple[int, bool, int, bool]:
+    """As `facts_of`, the hash that decides the entry bucket (PIP-486), and whether it is a stamp.
+
+    That is the lowest hash of its messages, with which producers after 5.0.0-M1 stamp entries, else
+    the hash of its sticky key.
+    """
+    metadata = _metadata(data)
+    if metadata is None:
+        return 1, False, _KEYLESS_HASH, False
+    count, stamped = metadata.num_messages_in_batch, metadata.HasField("entry_hash_min")
+    return (
+        count if 0 < count <= MAX_BATCH_SIZE else 1,
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits"),
+        metadata.entry_hash_min if stamped else sticky_hash(sticky_key(metadata)),
+        stamped,
+    )
+
+
 def marker_or_transaction(data: bytes) -> tuple[bool, tuple[int, int] | None]:
     """Whether the entry is a marker, and the transaction that it is part of."""
     metadata = _metadata(data)

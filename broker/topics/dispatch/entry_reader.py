@@ -9,12 +9,12 @@ from typing import Final
 
 import structlog
 
+from broker.topics.compaction.reading import ReadableEntries
 from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES, READ_RETRY_MAX_S, READ_RETRY_MIN_S
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.callbacks import ignore
-from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.types import Entry
 
 log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ class EntryReader:
 
     def __init__(
         self,
-        ledger: ManagedLedger,
+        ledger: ReadableEntries,
         start: Position,
         *,
         skip: Callable[[Position], Position],
@@ -124,8 +124,10 @@ class EntryReader:
             self._start(partial(self._read_single, self._generation, position, dense=is_dense()))
         return PENDING
 
-    def seek(self, position: Position) -> None:
-        """Go on at `position`, or at the first entry after it."""
+    def seek(self, position: Position, ledger: ReadableEntries | None = None) -> None:
+        """Go on at `position`, or at the first entry after it; of `ledger` if that is given."""
+        if ledger is not None:
+            self._ledger = ledger
         # A read of an earlier generation is dropped when it ends.
         self._generation += 1
         self.buffer.clear()
@@ -145,6 +147,7 @@ class EntryReader:
         if self._task is not None:
             self._task.cancel()
         self._ready = ignore
+        self._skip = _same
 
     def _buffer(self, entries: Iterable[Entry], limit: Position) -> None:
         last = None
@@ -207,3 +210,7 @@ class EntryReader:
         self._replayed = {entry.position: entry for entry in entries}
         if position not in self._replayed:
             self._gone.add(position)
+
+
+def _same(position: Position) -> Position:
+    return position

@@ -18,12 +18,16 @@ class KeyOrder(Generic[C]):
     entry waits behind waiting entries of its hash.  Waiting entries are sent lowest position first,
     as soon as their owner can receive and no other consumer holds the hash.  `allow_out_of_order`
     switches holding off.
+
+    A hash can be *blocked* too, for all but one consumer or for all, by entries that wait for the
+    end of a transaction.
     """
 
     def __init__(self, assignment: KeyAssignment[C], *, allow_out_of_order: bool = False) -> None:
         self.assignment = assignment
         self._strict = not allow_out_of_order
         self._holders: dict[int, tuple[C, int]] = {}
+        self._blocks: dict[int, dict[Position, C | None]] = {}
         self._waiting: dict[Position, int] = {}
         self._waiting_of_hash: dict[int, int] = {}
         # Invariant: an owner's queue has no entry whose hash another consumer holds.  Such entries
@@ -35,6 +39,10 @@ class KeyOrder(Generic[C]):
     def waiting(self) -> int:
         """Number of entries that were read and could not be sent yet, or came back."""
         return len(self._waiting)
+
+    def hash_of_waiting(self, position: Position) -> int | None:
+        """The hash of an entry, if it waits."""
+        return self._waiting.get(position)
 
     def has_waiting(self, owner: C) -> bool:
         """Whether an entry waits that `owner` may get now."""
@@ -68,10 +76,40 @@ class KeyOrder(Generic[C]):
             self._holders[key_hash] = (consumer, holder[1] - 1)
             return False
         del self._holders[key_hash]
+        return self._release(key_hash)
+
+    def block(self, position: Position, key_hash: int, consumer: C | None) -> None:
+        """Give entries of the hash to no other consumer than this one (None: to none at all).
+
+        That lasts until `unblock` of this position.
+        """
+        owner = self.assignment.owner(key_hash)
+        was_held = self._held_by_other(key_hash, owner)
+        self._blocks.setdefault(key_hash, {})[position] = consumer
+        if not was_held and self._held_by_other(key_hash, owner):
+            self.assignment_changed()
+        elif was_held:
+            self._release(key_hash)
+
+    def unblock(self, position: Position, key_hash: int) -> None:
+        """End a block: its owner may get the waiting entries of the hash."""
+        blocks = self._blocks.get(key_hash)
+        if blocks is None or position not in blocks:
+            return
+        del blocks[position]
+        if not blocks:
+            del self._blocks[key_hash]
+        self._release(key_hash)
+
+    def _release(self, key_hash: int) -> bool:
+        """Queue the waiting entries of a hash for its owner, if no other consumer holds it."""
+        owner = self.assignment.owner(key_hash)
+        if self._held_by_other(key_hash, owner):
+            return False
         released = self._draining.pop(key_hash, None)
         if released is None:
             return False
-        queue = self._queue(self.assignment.owner(key_hash))
+        queue = self._queue(owner)
         while (position := released.pop()) is not None:
             queue.add(position)
         return True
@@ -120,6 +158,9 @@ class KeyOrder(Generic[C]):
             for key_hash, holder in self._holders.items()
             if holder[0] is not consumer
         }
+        for blocks in self._blocks.values():
+            for position, each in blocks.items():
+                blocks[position] = None if each is consumer else each
         for position, key_hash in pending:
             if position not in self._waiting:
                 self._waiting[position] = key_hash
@@ -142,7 +183,10 @@ class KeyOrder(Generic[C]):
 
     def _held_by_other(self, key_hash: int, owner: C | None) -> bool:
         holder = self._holders.get(key_hash)
-        return holder is not None and holder[0] is not owner
+        if holder is not None and holder[0] is not owner:
+            return True
+        blocks = self._blocks.get(key_hash) if self._blocks else None
+        return blocks is not None and any(each is not owner for each in blocks.values())
 
     def _queue(self, owner: C | None) -> ReplayQueue:
         queue = self._queues.get(owner)

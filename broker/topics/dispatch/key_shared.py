@@ -11,6 +11,7 @@ from broker.topics.dispatch.selection import AutoSplit, KeyAssignment, StickyRan
 from broker.topics.dispatch.source import DispatchedSubscription
 from config.bounds import KEY_SHARED_LOOK_AHEAD_ENTRIES, READ_BATCH_ENTRIES
 from magnetar.protocol.ids import Position
+from storage.managed_ledger.types import Entry
 
 
 class KeySharedDispatcher(PendingDispatcher):
@@ -26,11 +27,12 @@ class KeySharedDispatcher(PendingDispatcher):
         subscription: DispatchedSubscription,
         counts: RedeliveryCounts,
         policy: KeySharedPolicy,
+        assignment: KeyAssignment[Consumer] | None = None,
     ) -> None:
+        """The assignment is that of the policy if none is given."""
         super().__init__(subscription, counts)
-        assignment: KeyAssignment[Consumer] = (
-            StickyRanges() if policy.mode is KeySharedMode.STICKY else AutoSplit()
-        )
+        if assignment is None:
+            assignment = StickyRanges() if policy.mode is KeySharedMode.STICKY else AutoSplit()
         self._order = KeyOrder(assignment, allow_out_of_order=policy.allow_out_of_order)
         self._aside: dict[Position, int] = {}
         """Hashes of entries that were skipped because a transaction holds them."""
@@ -111,7 +113,7 @@ class KeySharedDispatcher(PendingDispatcher):
             if self._full() or not self._can_receive(consumer):
                 break
             position = order.first_waiting(consumer)
-            if position is None:
+            if position is None or self._must_wait(position):
                 break
             entry = self._read_again(position, is_dense)
             if entry is None:
@@ -122,6 +124,7 @@ class KeySharedDispatcher(PendingDispatcher):
                 continue
             if held is not None and held.is_pending(position):
                 self._aside[position] = key_hash
+                self._meets_hold(position, key_hash)
                 continue
             count, special = facts_of(entry.data)
             if special and self._skip_or_delay(entry, key_hash):
@@ -144,14 +147,21 @@ class KeySharedDispatcher(PendingDispatcher):
                 break
             if not reader.buffer and not (self._any_can_receive() and reader.fill(limit, budget)):
                 break
-            entry = reader.buffer.popleft()
-            used += 1
+            entry = reader.buffer[0]
             if self.cursor.is_acknowledged(entry.position):
+                reader.buffer.popleft()
+                used += 1
                 continue
-            count, special, key_hash = keyed_facts_of(entry.data)
-            if held is not None and held.is_pending(entry.position):
-                self._aside[entry.position] = key_hash
-                continue
+            count, special, key_hash = self._facts(entry)
+            if self._must_wait(entry.position):
+                break
+            reader.buffer.popleft()
+            used += 1
+            if held is not None:
+                self._meets_hold(entry.position, key_hash)
+                if held.is_pending(entry.position):
+                    self._aside[entry.position] = key_hash
+                    continue
             if special and self._skip_or_delay(entry, key_hash):
                 continue
             consumer = order.receiver(key_hash)
@@ -162,6 +172,17 @@ class KeySharedDispatcher(PendingDispatcher):
             else:
                 self._aside[entry.position] = key_hash
         return used
+
+    def _facts(self, entry: Entry) -> tuple[int, bool, int]:
+        """The number of messages of an entry, whether it is special, and its hash."""
+        return keyed_facts_of(entry.data)
+
+    def _must_wait(self, position: Position) -> bool:
+        """Whether no consumer may get an entry now, whatever its key."""
+        return False
+
+    def _meets_hold(self, position: Position, key_hash: int) -> None:
+        """Note an entry that was read, of which transactions may hold messages."""
 
     def _any_can_receive(self) -> bool:
         return any(self._can_receive(consumer) for consumer in self.consumers)

@@ -1,5 +1,6 @@
 """The base class of Shared and Key_Shared dispatchers: each consumer's pending messages."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +14,7 @@ from broker.topics.dispatch.entry_facts import deliver_at_ms
 from broker.topics.dispatch.entry_reader import GONE, Absent
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.source import DispatchedSubscription
-from config.bounds import MAX_UNACKED_PER_SUBSCRIPTION, READ_BATCH_ENTRIES
+from config.bounds import READ_BATCH_ENTRIES
 from magnetar.protocol.ack_set import from_words, to_words
 from magnetar.protocol.ids import Position
 from storage.managed_ledger.types import Entry
@@ -33,14 +34,15 @@ class PendingDispatcher(Dispatcher):
     skips it, and its release redelivers it.  A delayed entry is pending at no consumer either, and
     takes no permits; when it is due it waits to be sent, and that is no redelivery.
 
-    The subclasses choose the consumer of an entry.  A consumer with MAX_UNACKED_PER_CONSUMER
-    unacknowledged messages, and all consumers of a subscription with MAX_UNACKED_PER_SUBSCRIPTION,
-    get nothing until acknowledgements come.
+    The subclasses choose the consumer of an entry.  A consumer with as many unacknowledged messages
+    as its policy allows gets nothing until acknowledgements come.  If all consumers together have
+    as many as the policy of the subscription allows, none of them gets any.
     """
 
     def __init__(self, subscription: DispatchedSubscription, counts: RedeliveryCounts) -> None:
         super().__init__(subscription, counts)
         self.unacked = 0
+        self.limit_unacked(subscription.topic.policies.max_unacked_per_subscription)
         settings = subscription.topic.context.settings
         self._delays = settings.delayed_delivery_enabled
         self._delayed = DelayedMessages()
@@ -59,6 +61,10 @@ class PendingDispatcher(Dispatcher):
     def delayed(self) -> int:
         """See the base class."""
         return len(self._delayed)
+
+    def limit_unacked(self, messages: int) -> None:
+        """See the base class."""
+        self._max_unacked = messages or sys.maxsize
 
     # Decisions of the subclasses
 
@@ -256,7 +262,7 @@ class PendingDispatcher(Dispatcher):
         return False
 
     def _full(self) -> bool:
-        return self.unacked >= MAX_UNACKED_PER_SUBSCRIPTION
+        return self.unacked >= self._max_unacked
 
     def _read_again(self, position: Position, is_dense: Callable[[], bool]) -> Entry | None:
         """A waiting entry; None while it is read, and when it is gone (then it is settled)."""

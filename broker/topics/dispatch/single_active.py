@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from broker.topics.compaction.reading import CompactedView
 from broker.topics.consumer import Consumer, SubscriptionType
 from broker.topics.dispatch.dispatcher import Dispatcher
 from broker.topics.dispatch.entry_facts import facts_of, keyed_facts_of
@@ -10,7 +11,7 @@ from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.selection import StickyRanges, choose_active
 from broker.topics.dispatch.source import DispatchedSubscription
 from config.bounds import READ_BATCH_ENTRIES
-from magnetar.protocol.ids import Position
+from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.key_hash import HashRange
 from magnetar.protocol.txn_id import TxnId
 
@@ -37,6 +38,8 @@ class SingleActiveDispatcher(Dispatcher):
     ) -> None:
         super().__init__(subscription, counts)
         self.active: Consumer | None = None
+        self.compacted: CompactedView | None = None
+        """The entries for an active consumer that reads compacted; None: those of the topic."""
         self._skipped_held = False
         """Whether held messages were skipped since the last rewind."""
         self._failover = kind is SubscriptionType.FAILOVER
@@ -46,6 +49,7 @@ class SingleActiveDispatcher(Dispatcher):
     def close(self) -> None:
         """Send nothing more."""
         super().close()
+        self._leave_compacted()
         if self._holds is not None:
             self._holds.close()
 
@@ -107,8 +111,39 @@ class SingleActiveDispatcher(Dispatcher):
         self.coming_back.clear()
         if self._holds is not None:
             self._holds.rewound()
-        self.reader.seek(self._unacknowledged_start())
+        self._leave_compacted()
+        start, source = self._unacknowledged_start(), self.ledger
+        if self.active is not None and self.active.read_compacted:
+            start, unmarked_up_to = self._compacted_start(start)
+            self.compacted = CompactedView.open(source, start, unmarked_up_to)
+        self.reader.seek(start, self.compacted or source)
         self.wake()
+
+    def _compacted_start(self, start: Position) -> tuple[Position, Position]:
+        """The start of reads, and the position up to which the mark-delete says nothing."""
+        began = self.subscription.read_start
+        position = None if began is None else began.of(self.cursor)
+        if position is None or position >= start:
+            return start, EARLIEST
+        return position, self.cursor.mark_delete
+
+    def _limits(self) -> tuple[Position, Position]:
+        """The last position to read, and that up to which the mark-delete says nothing."""
+        limit, compacted = self.topic.max_read_position(), self.compacted
+        if compacted is None:
+            return limit, EARLIEST
+        return max(limit, compacted.horizon), compacted.unmarked_up_to
+
+    def _leave_compacted(self) -> None:
+        if self.compacted is not None:
+            self.compacted.close()
+            self.compacted = None
+
+    def _first_to_read(self, at_or_after: Position) -> Position:
+        compacted = self.compacted
+        if compacted is not None and at_or_after <= compacted.horizon:
+            return at_or_after
+        return super()._first_to_read(at_or_after)
 
     def _dispatch(self) -> bool:
         consumer = self.active
@@ -120,7 +155,7 @@ class SingleActiveDispatcher(Dispatcher):
         held, ranges = self._held_messages(), consumer.key_shared.ranges
         if held is not None and self._must_wait_for(consumer, held.cumulative_transactions):
             return False
-        limit = self.topic.max_read_position()
+        limit, unmarked_up_to = self._limits()
         reader, cursor, buffer = self.reader, self.cursor, self.reader.buffer
         budget = READ_BATCH_ENTRIES
         while budget and consumer.permits > 0 and consumer.connection.writable:
@@ -129,7 +164,7 @@ class SingleActiveDispatcher(Dispatcher):
             entry = buffer[0]
             budget -= 1
             position, data = entry
-            if cursor.is_acknowledged(position):
+            if cursor.is_acknowledged(position) and position > unmarked_up_to:
                 buffer.popleft()
                 continue
             if held is not None and not self._may_pass(consumer, held.transactions_at(position)):

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
+from broker.policies.applied_policies import AppliedPolicies
+from broker.topics.compaction.reading import ReadStart
 from broker.topics.consumer import Consumer
 from broker.topics.context import TopicContext
 from magnetar.protocol.ids import Position
@@ -29,6 +31,11 @@ class ReadableTopic(Protocol):
         ...
 
     @property
+    def policies(self) -> AppliedPolicies:
+        """The policies in force."""
+        ...
+
+    @property
     def ledger(self) -> ManagedLedger:
         """The topic's entries."""
         ...
@@ -40,6 +47,10 @@ class ReadableTopic(Protocol):
 
     def max_read_position(self) -> Position:
         """The last position that consumers may read: the max read position of transactions."""
+        ...
+
+    def note_unstamped_batch(self) -> None:
+        """Note that a batch of several messages has no entry hashes (PIP-486)."""
         ...
 
     def is_aborted(self, entry: Entry) -> bool:
@@ -98,6 +109,11 @@ class DispatchedSubscription(Protocol):
     @property
     def transactional(self) -> HoldingTransactions | None:
         """Transactions that hold messages; None for a subscription that is not durable."""
+        ...
+
+    @property
+    def read_start(self) -> ReadStart | None:
+        """The place where it began, if its cursor was not loaded since."""
         ...
 
     def now_ms(self) -> int:

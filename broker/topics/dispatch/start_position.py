@@ -51,7 +51,8 @@ async def start_position(
     rollback_s = from_wire(subscribe.start_message_rollback_duration_sec)
     if rollback_s > 0:
         since_ms = topic.context.clock.now_ms() - rollback_s * 1000
-        return before(await first_published_since(topic.ledger, since_ms))
+        compacted = subscribe.read_compacted
+        return before(await first_published_since(topic.ledger, since_ms, compacted=compacted))
     if not subscribe.durable and subscribe.HasField("start_message_id"):
         # The entry of the id is delivered.  The client drops messages that it does not want: the id
         # itself, or earlier ones of its batch.
@@ -65,9 +66,17 @@ async def start_position(
     return EARLIEST if earliest else LATEST
 
 
-async def first_published_since(ledger: ManagedLedger, since_ms: int) -> Position:
-    """The first entry published at or after a time; LATEST when all are older."""
-    found = await ledger.find_first(partial(_published_since, since_ms))
+async def first_published_since(
+    ledger: ManagedLedger, since_ms: int, *, compacted: bool = False
+) -> Position:
+    """The first entry published at or after a time; LATEST when all are older.
+
+    With `compacted` it may be one that only the compacted ledger has.
+    """
+    predicate = partial(_published_since, since_ms)
+    found = await ledger.compaction.find_first(predicate) if compacted else None
+    if found is None:
+        found = await ledger.find_first(predicate)
     return LATEST if found is None else found
 
 

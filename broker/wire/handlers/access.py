@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from broker.scalable.answers import dag_error, subscribe_error, topics_error
+from broker.topics.reserved_names import names_coordinators
 from broker.wire.connection import Connection
 from broker.wire.handlers.transactions import require_partition_count
 from magnetar.protocol import pulsar_pb2 as pb
@@ -95,6 +96,12 @@ def _code(error: MagnetarError) -> pb.ServerError:
 
 def _topic(need: Need) -> Callable[[BaseCommand], Questions]:
     return lambda command: (on_topic(need, parse_topic_name(_fields(command).topic)),)
+
+
+def _looked_up_topic(command: BaseCommand) -> Questions:
+    topic = parse_topic_name(_fields(command).topic)
+    # Every role may use transactions, and v4 clients find their coordinators by this name.
+    return () if names_coordinators(topic) else (on_topic(Need.LOOKUP, topic),)
 
 
 def _subscription(command: BaseCommand) -> Questions:
@@ -211,11 +218,14 @@ _OWNER: Final = CommandRule("any role; the transaction, or the key, must be its 
 
 RULES: Final[Mapping[int, CommandRule]] = {
     BaseCommand.CONNECT: _ANYBODY,
-    BaseCommand.PING: _ANYBODY,
-    BaseCommand.PONG: _ANYBODY,
-    BaseCommand.AUTH_RESPONSE: _ANYBODY,
+    # Nothing but CONNECT is served before CONNECTED.
+    BaseCommand.PING: _AUTHENTICATED,
+    BaseCommand.PONG: _AUTHENTICATED,
+    BaseCommand.AUTH_RESPONSE: CommandRule("any role, asked by AUTH_CHALLENGE"),
     # Ids that this connection was given by PRODUCER, SUBSCRIBE and the like.
-    BaseCommand.ACK: _HOLDER,
+    BaseCommand.ACK: CommandRule(
+        "the connection that opened it; a transaction must be the role's own"
+    ),
     BaseCommand.FLOW: _HOLDER,
     BaseCommand.UNSUBSCRIBE: _HOLDER,
     BaseCommand.CLOSE_PRODUCER: _closing(BaseCommand.PRODUCER, "producer_id"),
@@ -233,10 +243,12 @@ RULES: Final[Mapping[int, CommandRule]] = {
     BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE: _HOLDER,
     # Topics
     BaseCommand.LOOKUP: CommandRule(
-        "produce or consume on the topic", _topic(Need.LOOKUP), _lookup
+        "produce or consume on the topic; any role for coordinators", _looked_up_topic, _lookup
     ),
     BaseCommand.PARTITIONED_METADATA: CommandRule(
-        "produce or consume on the topic", _topic(Need.LOOKUP), _partitioned_metadata
+        "produce or consume on the topic; any role for coordinators",
+        _looked_up_topic,
+        _partitioned_metadata,
     ),
     BaseCommand.PRODUCER: CommandRule(
         "produce on the topic; consume too for a first subscription",
@@ -307,8 +319,16 @@ RULES: Final[Mapping[int, CommandRule]] = {
         _in_transaction(BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE),
     ),
     BaseCommand.END_TXN: _OWNER,
-    BaseCommand.END_TXN_ON_PARTITION: CommandRule("a superuser", lambda _: _SUPERUSER),
-    BaseCommand.END_TXN_ON_SUBSCRIPTION: CommandRule("a superuser", lambda _: _SUPERUSER),
+    BaseCommand.END_TXN_ON_PARTITION: CommandRule(
+        "a superuser",
+        lambda _: _SUPERUSER,
+        _in_transaction(BaseCommand.END_TXN_ON_PARTITION_RESPONSE),
+    ),
+    BaseCommand.END_TXN_ON_SUBSCRIPTION: CommandRule(
+        "a superuser",
+        lambda _: _SUPERUSER,
+        _in_transaction(BaseCommand.END_TXN_ON_SUBSCRIPTION_RESPONSE),
+    ),
     # Transaction keys: a key's name has its owner in it, so that no other role can name it.
     BaseCommand.OPEN_TRANSACTION_KEY: _OWNER,
     BaseCommand.ATTACH_TRANSACTION_KEY: _OWNER,

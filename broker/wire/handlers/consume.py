@@ -1,16 +1,20 @@
 """Consumers: SUBSCRIBE, FLOW, ACK, REDELIVER_UNACKNOWLEDGED_MESSAGES, UNSUBSCRIBE, CLOSE_CONSUMER.
 
 FLOW and REDELIVER, and an ACK without a request id, are dropped if their consumer is still being
-opened, or closed: they often cross CLOSE_CONSUMER and seeks.
+opened, or closed: they often cross CLOSE_CONSUMER and seeks.  But an ACK that comes just behind the
+client's CLOSE_CONSUMER is taken: see `broker.topics.closed_consumers`.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final, cast
 
+from broker.topics.compaction.reserved import require_of_users
 from broker.topics.consumer import (
     Ack,
+    ConsumedSubscription,
     Consumer,
     KeySharedMode,
     KeySharedPolicy,
@@ -25,12 +29,14 @@ from broker.topics.dispatch.errors import (
 )
 from broker.topics.dispatch.start_position import position_of, start_position
 from broker.topics.schemas import definition_from_wire, is_large
-from broker.wire.connection import Connection, Handler
+from broker.transactions.own_transactions import OwnTransactions
+from broker.wire.connection import Connection, Deferred, Handler
 from broker.wire.handlers import consume_position
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE, from_words
 from magnetar.protocol.ids import Position, from_wire
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.names import TopicDomain, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
+    STICKY,
     BaseCommand,
     CommandAck,
     CommandAckResponse,
@@ -47,26 +53,42 @@ from txn.pending_ack import ALL_MESSAGES
 _CUMULATIVE: Final = int(CommandAck.Cumulative)
 _NO_ACK_SET: Final = ()
 _COMPACTED_READERS: Final = (CommandSubscribe.Exclusive, CommandSubscribe.Failover)
-"""These may read compacted; no topic here is compacted, so they get every message."""
+"""Types of subscriptions that may read compacted."""
 
 
 # SUBSCRIBE
 
 
-async def subscribe(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Open a consumer; SUCCESS when it is attached."""
+def subscribe(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> Awaitable[None] | None:
+    """SUBSCRIBE: take the id at once, and open the consumer in a task; SUCCESS when it is attached.
+
+    A CLOSE_CONSUMER that comes in the same read finds the id taken, and cancels that task.
+    """
     request = command.subscribe
     consumer_id = request.consumer_id
     known = connection.consumers.get(consumer_id)
     if isinstance(known, Consumer):
         _succeed(connection, request.request_id)
-        return
+        return None
     if known is not None:
         raise SubscriptionUnavailable(
             f"Consumer {consumer_id} is being opened on this connection: wait for the answer."
         )
+    connection.closed_consumers.forget(consumer_id)
     opening = asyncio.get_running_loop().create_task(_open(connection, request))
     connection.consumers[consumer_id] = opening
+    answering = asyncio.get_running_loop().create_task(_answer(connection, consumer_id, opening))
+    # The end of the connection may cancel it before it begins.
+    answering.add_done_callback(lambda _: opening.cancel())
+    return answering
+
+
+async def _answer(
+    connection: Connection, consumer_id: int, opening: "asyncio.Task[Consumer]"
+) -> None:
+    """Return when the consumer is open; raise what SUBSCRIBE is answered with."""
     try:
         await opening
     except asyncio.CancelledError:
@@ -111,6 +133,7 @@ def _require_served(request: CommandSubscribe) -> None:
     """Raise `ConsumerNotAllowed` for options that no subscription here has."""
     if not request.subscription.strip():
         raise ConsumerNotAllowed("SUBSCRIBE came without a subscription name: give one.")
+    require_of_users(request.subscription)
     if request.replicate_subscription_state:
         raise ConsumerNotAllowed(
             "There is one cluster, so the state of no subscription is replicated: subscribe "
@@ -121,10 +144,17 @@ def _require_served(request: CommandSubscribe) -> None:
             "readCompacted needs a subscription with one active consumer: subscribe as Exclusive "
             "or Failover, or without it."
         )
-    if request.key_shared_meta.entryBucketDispatch:
+    if request.read_compacted and parse_topic_name(request.topic).domain is TopicDomain.SEGMENT:
         raise ConsumerNotAllowed(
-            "Segments have no entry buckets: subscribe to them as Exclusive, or as Key_Shared "
-            "without entryBucketDispatch."
+            "Scalable topics are not compacted: read a segment without readCompacted."
+        )
+    meta = request.key_shared_meta
+    if meta.entryBucketDispatch and not (
+        request.sub_type == CommandSubscribe.Key_Shared and meta.key_shared_mode == STICKY
+    ):
+        raise ConsumerNotAllowed(
+            "entryBucketDispatch needs a Key_Shared subscription with STICKY hash ranges: "
+            "subscribe with these, or without it."
         )
 
 
@@ -143,6 +173,7 @@ def _subscribe_request_of(
         priority_level=request.priority_level,
         consumer_epoch=max(from_wire(request.consumer_epoch), 0),
         key_shared=_policy(request.key_shared_meta),
+        read_compacted=request.read_compacted,
         properties={item.key: item.value for item in request.subscription_properties},
         metadata={item.key: item.value for item in request.metadata},
     )
@@ -153,6 +184,7 @@ def _policy(meta: KeySharedMeta) -> KeySharedPolicy:
         mode=KeySharedMode(meta.key_shared_mode),
         allow_out_of_order=meta.allow_out_of_order_delivery,
         ranges=tuple((item.start, item.end) for item in meta.hash_ranges),
+        entry_buckets=meta.entryBucketDispatch,
     )
 
 
@@ -173,33 +205,87 @@ def acknowledge(
     """ACK, individual or cumulative.  With a request id it is answered once it is durable."""
     ack = command.ack
     consumer = connection.consumers.get(ack.consumer_id)
+    if not isinstance(consumer, Consumer):
+        return _acknowledge_late(connection, ack)
     wants_answer = ack.HasField("request_id")
     try:
-        if not isinstance(consumer, Consumer):
-            raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
         if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
             # The messages are held in this turn of the loop, so that later commands find them held.
             # It is a request in progress until that is durable, with or without an answer.
-            return _answer_when_held(connection, ack, _hold(connection, consumer, ack))
+            return _answer_when_held(connection, ack, _hold(connection, consumer, command))
         _apply(consumer, ack)
     except MagnetarError as error:
         if wants_answer:
             _ack_response(connection, ack, error)
         return None
-    return _answer_when_durable(connection, consumer, ack) if wants_answer else None
+    return _answer_when_durable(connection, consumer.subscription, ack) if wants_answer else None
+
+
+def _acknowledge_late(
+    connection: Connection, ack: CommandAck
+) -> Coroutine[None, None, None] | None:
+    """Serve the ACK of a consumer that was closed just before, on the same connection."""
+    try:
+        subscription = _apply_late(connection, ack)
+    except MagnetarError as error:
+        if ack.HasField("request_id"):
+            _ack_response(connection, ack, error)
+        return None
+    if not ack.HasField("request_id"):
+        return None
+    return _answer_when_durable(connection, subscription, ack)
+
+
+async def _acknowledge_if_own(
+    connection: Connection, command: BaseCommand, own: OwnTransactions, txn: TxnId
+) -> Awaitable[None] | None:
+    """Serve an ACK once its transaction is found to be the client's own; else refuse it."""
+    refusal = await own.refusal_of_ack(txn)
+    if refusal is None:
+        return None if connection.closing else acknowledge(connection, command, None)
+    if command.ack.HasField("request_id"):
+        _ack_response(connection, command.ack, refusal)
+    return None
 
 
 def _apply(consumer: Consumer, ack: CommandAck) -> None:
     if ack.ack_type == _CUMULATIVE:
-        if len(ack.message_id) != 1:
-            raise ConsumerNotAllowed(
-                f"A cumulative acknowledgement came with {len(ack.message_id)} message ids: "
-                "send exactly one."
-            )
-        (last,) = ack.message_id
+        last = _last_of(ack)
         consumer.subscription.acknowledge_up_to(consumer, position_of(last), list(last.ack_set))
         return
     consumer.subscription.acknowledge(consumer, _acks_of(ack))
+
+
+def _apply_late(connection: Connection, ack: CommandAck) -> ConsumedSubscription:
+    """Acknowledge for a closed consumer, and return its subscription.
+
+    Raises `ConsumerNotFound` without such a consumer, and in a transaction: that would hold
+    messages which the next consumer may have by now.
+    """
+    now_s = asyncio.get_running_loop().time()
+    closed = connection.closed_consumers.get(ack.consumer_id, now_s)
+    subscription = None if closed is None else closed.subscription
+    in_transaction = ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits")
+    if closed is None or subscription is None or in_transaction:
+        raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
+    if ack.ack_type == _CUMULATIVE:
+        last = _last_of(ack)
+        position = position_of(last)
+        subscription.acknowledge_late_up_to(closed.type, position, list(last.ack_set))
+    else:
+        subscription.acknowledge(None, _acks_of(ack))
+    return subscription
+
+
+def _last_of(ack: CommandAck) -> MessageIdData:
+    """The message id of a cumulative acknowledgement.  Raises `ConsumerNotAllowed`."""
+    if len(ack.message_id) != 1:
+        raise ConsumerNotAllowed(
+            f"A cumulative acknowledgement came with {len(ack.message_id)} message ids: "
+            "send exactly one."
+        )
+    (last,) = ack.message_id
+    return last
 
 
 def _acks_of(ack: CommandAck) -> list[Ack]:
@@ -213,13 +299,16 @@ def _acks_of(ack: CommandAck) -> list[Ack]:
     ]
 
 
-def _hold(connection: Connection, consumer: Consumer, ack: CommandAck) -> asyncio.Task[None]:
+def _hold(connection: Connection, consumer: Consumer, command: BaseCommand) -> asyncio.Task[None]:
     """Acknowledge when the transaction commits; the task ends when the messages are held."""
+    ack, own = command.ack, connection.own_transactions
     if not connection.broker.transactions.enabled:
         raise ConsumerNotAllowed(
             "Transactions are not enabled on this broker: acknowledge without one."
         )
     txn = TxnId(ack.txnid_most_bits, ack.txnid_least_bits)
+    if own is not None and not own.is_own(txn):
+        raise Deferred(partial(_acknowledge_if_own, connection, command, own, txn))
     cumulative = ack.ack_type == _CUMULATIVE
     return consumer.subscription.acknowledge_in(consumer, txn, _acks_of(ack), cumulative=cumulative)
 
@@ -236,9 +325,11 @@ async def _answer_when_held(
         _ack_response(connection, ack, refusal)
 
 
-async def _answer_when_durable(connection: Connection, consumer: Consumer, ack: CommandAck) -> None:
+async def _answer_when_durable(
+    connection: Connection, subscription: ConsumedSubscription, ack: CommandAck
+) -> None:
     try:
-        await consumer.subscription.cursor.persist()
+        await subscription.cursor.persist()
     except MagnetarError as error:
         _ack_response(connection, ack, error)
     else:
@@ -313,6 +404,7 @@ def close_consumer(connection: Connection, command: BaseCommand, entry: bytes | 
     request = command.close_consumer
     consumer = connection.consumers.pop(request.consumer_id, None)
     if isinstance(consumer, Consumer):
+        connection.closed_consumers.add(consumer, asyncio.get_running_loop().time())
         consumer.close()
     elif consumer is not None:
         consumer.cancel()

@@ -1,12 +1,13 @@
 """Positions and statistics of consumers: SEEK, GET_LAST_MESSAGE_ID, CONSUMER_STATS."""
 
+import asyncio
 from datetime import UTC, datetime
 
 from broker.topics.consumer import Consumer
-from broker.topics.dispatch.entry_facts import last_batch_index
 from broker.topics.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
 from broker.topics.dispatch.start_position import first_published_since, position_of
 from broker.topics.seek_target import batch_size_at
+from broker.topics.topic_stats import consumer_rates
 from broker.wire.connection import Connection
 from magnetar.protocol.ids import Position, from_wire, to_wire
 from magnetar.protocol.pulsar_pb2 import (
@@ -33,7 +34,8 @@ async def seek(connection: Connection, command: BaseCommand, entry: bytes | None
     clients subscribe again by themselves.
     """
     request = command.seek
-    subscription = _consumer(connection, request.consumer_id).subscription
+    consumer = _consumer(connection, request.consumer_id)
+    subscription = consumer.subscription
     if request.HasField("message_id"):
         position = position_of(request.message_id)
         ack_set = list(request.message_id.ack_set)
@@ -41,7 +43,10 @@ async def seek(connection: Connection, command: BaseCommand, entry: bytes | None
         await subscription.seek(position, ack_set, batch_size)
     elif request.HasField("message_publish_time"):
         since_ms = from_wire(request.message_publish_time)
-        await subscription.seek(await first_published_since(subscription.ledger, since_ms))
+        position = await first_published_since(
+            subscription.ledger, since_ms, compacted=consumer.read_compacted
+        )
+        await subscription.seek(position)
     else:
         raise ConsumerNotAllowed("SEEK came without a place: give a message id or a publish time.")
     connection.send(
@@ -54,16 +59,15 @@ async def get_last_message_id(
 ) -> None:
     """GET_LAST_MESSAGE_ID: the newest message that consumers get (-1:-1 if there is none).
 
-    The answer has the mark-delete position of the subscription too.
+    A consumer that reads compacted gets no message that compaction removed.  The answer has the
+    mark-delete position of the subscription too.
     """
     request = command.get_last_message_id
     consumer = _consumer(connection, request.consumer_id)
     subscription = consumer.subscription
-    newest = await subscription.last_entry()
-    if newest is None:
-        message_id = _message_id(Position(-1, -1), consumer.partition, -1)
-    else:
-        message_id = _message_id(newest.position, consumer.partition, last_batch_index(newest.data))
+    newest, batch_index = await subscription.last_entry_of(consumer)
+    position = Position(-1, -1) if newest is None else newest.position
+    message_id = _message_id(position, consumer.partition, batch_index)
     connection.send(
         BaseCommand(
             type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE,
@@ -88,19 +92,21 @@ def _message_id(position: Position, partition: int, batch_index: int) -> Message
 
 
 def consumer_stats(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """CONSUMER_STATS: the statistics of a consumer.  Rates are not kept and are 0."""
+    """CONSUMER_STATS: the statistics of a consumer, and the rate of expiry of its subscription."""
     request = command.consumer_stats
     consumer = _consumer(connection, request.consumer_id)
+    now_s = asyncio.get_running_loop().time()
+    rates = consumer_rates(consumer, now_s)
     connection.send(
         BaseCommand(
             type=BaseCommand.CONSUMER_STATS_RESPONSE,
             consumer_stats_response=CommandConsumerStatsResponse(
                 request_id=request.request_id,
-                msg_rate_out=0.0,
-                msg_throughput_out=0.0,
-                msg_rate_redeliver=0.0,
-                msg_rate_expired=0.0,
-                message_ack_rate=0.0,
+                msg_rate_out=rates.messages,
+                msg_throughput_out=rates.bytes,
+                msg_rate_redeliver=rates.redelivered,
+                msg_rate_expired=consumer.subscription.expired_per_s(now_s),
+                message_ack_rate=rates.acknowledged,
                 consumer_name=consumer.name,
                 available_permits=max(consumer.permits, 0),
                 unacked_messages=consumer.unacked,

@@ -6,7 +6,7 @@ nothing else meanwhile, so that commands keep their order.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,14 +20,16 @@ from broker.policies.authorizer import (
     access_denied,
     described,
 )
+from broker.transactions.own_transactions import OwnTransactions
 from broker.wire.connection import Connection, Deferred, Handler
 from broker.wire.handlers.access import CommandRule, Opened, Questions
 from config.bounds import ACCESS_CHECKS_IN_ONE_GO, ACCESSES_OF_CONNECTION, ACCESSES_OF_ID
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from magnetar.protocol.server_error import MagnetarError
-from security import audit
+from magnetar.protocol.txn_id import TxnId
 from security.access import Access
+from security.audit import AuditLog
 
 log = structlog.get_logger(__name__)
 WITHDRAWN: Final = "the role of this client may no longer have what it opened"
@@ -54,11 +56,13 @@ class AccessGuard:
         self,
         authorizer: Authorizer,
         rules: Mapping[int, CommandRule],
+        audit: AuditLog,
         *,
         dry_run: bool,
     ) -> None:
         self.authorizer = authorizer
         self._rules = rules
+        self._audit = audit
         self._dry_run = dry_run
         self._tasks = BackgroundTasks(log)
         self._opened: dict[Connection, dict[Opened, frozenset[Access]]] = {}
@@ -93,7 +97,12 @@ class AccessGuard:
         await self._tasks.stop()
 
     def policies_changed(self, name: str) -> None:
-        """Check again what connections have open in a tenant, or `tenant/namespace`."""
+        """Check again what connections have open in a tenant, or `tenant/namespace`.
+
+        What they have closed is not checked again, so no late acknowledgement of that is taken.
+        """
+        for connection in self._opened:
+            connection.closed_consumers.clear()
         self._changed.add(name)
         if not self.checking:
             self._checking = self._tasks.start(self._check_changed(), "access_checks")
@@ -157,14 +166,21 @@ class AccessGuard:
     def _count_denial(
         self, connection: Connection, command: BaseCommand, questions: Questions
     ) -> None:
-        self.refused[command.type] += 1
-        audit.denied(
+        access = [described(each) for each in questions[:DENIALS_SHOWN]]
+        self._count(connection, command.type, access)
+
+    def _count(
+        self, connection: Connection, operation: BaseCommand.Type, access: Sequence[str]
+    ) -> None:
+        self.refused[operation] += 1
+        self._audit.denied(
             DENIED_IN_DRY_RUN if self._dry_run else DENIED,
             connection.roles,
             connection.remote,
+            address=connection.address,
             dry_run=self._dry_run,
-            operation=BaseCommand.Type.Name(command.type),
-            access=[described(each) for each in questions[:DENIALS_SHOWN]],
+            operation=BaseCommand.Type.Name(operation),
+            access=access,
         )
 
     def _remember(
@@ -175,11 +191,32 @@ class AccessGuard:
         known = self._opened.get(connection)
         if known is None:
             known = self._opened[connection] = {}
+            connection.own_transactions = self._own_transactions(connection)
             connection.on_close(partial(self._forget, connection))
         # An id that is in use stays with what it was opened for, so both count.
         asked = known[opened] = known.get(opened, frozenset()).union(questions)
         if len(asked) > ACCESSES_OF_ID or len(known) > ACCESSES_OF_CONNECTION:
             connection.close("it opens more under its ids than is remembered")
+
+    def _own_transactions(self, connection: Connection) -> OwnTransactions | None:
+        """The transactions that a connection may use; None: it may use all."""
+        if self.authorizer.is_superuser(connection.roles):
+            return None
+        transactions = connection.broker.transactions
+        return OwnTransactions(
+            connection.owner,
+            transactions.coordinators,
+            transactions.store,
+            self._tasks,
+            partial(self._report_foreign, connection),
+        )
+
+    def _report_foreign(
+        self, connection: Connection, operation: BaseCommand.Type, txn: TxnId
+    ) -> bool:
+        """Count and audit a use of another role's transaction; True: serve it all the same."""
+        self._count(connection, operation, [f"to use transaction {txn}"])
+        return self._dry_run
 
     def _forget(self, connection: Connection) -> None:
         self._opened.pop(connection, None)
@@ -217,8 +254,12 @@ class AccessGuard:
         It does get all else again.
         """
         self.withdrawn += 1
-        audit.denied(
-            "access_withdrawn", connection.roles, connection.remote, access=[described(access)]
+        self._audit.denied(
+            "access_withdrawn",
+            connection.roles,
+            connection.remote,
+            address=connection.address,
+            access=[described(access)],
         )
         connection.close(WITHDRAWN)
 

@@ -1,10 +1,13 @@
 """LOOKUP and PARTITIONED_METADATA.  Errors are sent inside the commands' own responses."""
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 from broker.placement import LookupResult, Placement
+from broker.topics.registry import TopicRegistry
+from broker.topics.reserved_names import COORDINATORS, coordinator_of
 from broker.topics.topic import TopicNotFound
+from broker.transactions.service import Transactions
 from broker.wire.connection import Connection, Handler
 from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
@@ -30,17 +33,15 @@ def lookup(connection: Connection, command: BaseCommand, entry: bytes | None) ->
 
     A name with an owner is answered Connect.  One without goes to the broker that is chosen for it:
     Connect if that is this one, or if another broker sent the client here (`authoritative`), else
-    Redirect, so that the chosen one confirms it.
+    Redirect, so that the chosen one confirms it.  A name of a v4 coordinator is answered with its
+    leader.
     """
     request = command.lookup
     response = CommandLookupTopicResponse(request_id=request.request_id)
     try:
         name = parse_topic_name(request.topic)
         require_listener(request.advertised_listener_name)
-        connection.broker.topics.require_served(name)
-        placed = placed_for_client(
-            connection.broker.placement, name, authoritative=request.authoritative
-        )
+        placed = placed_for_client(connection.broker, name, authoritative=request.authoritative)
         response.response = (
             CommandLookupTopicResponse.Connect
             if placed.connect
@@ -69,10 +70,30 @@ def require_listener(name: str) -> None:
         )
 
 
+class LookupServices(Protocol):
+    """The parts of a broker that lookups use."""
+
+    placement: Placement
+    topics: TopicRegistry
+    transactions: Transactions
+
+
 def placed_for_client(
-    placement: Placement, name: TopicName, *, authoritative: bool
+    broker: LookupServices, name: TopicName, *, authoritative: bool
 ) -> LookupResult:
-    """Return the broker that a client connects to for a name.  Raises `PlacementNotReady`."""
+    """Return the broker that a client connects to for a name.
+
+    Raises `PlacementNotReady`; as `TopicRegistry.require_served`; and for the name of a coordinator
+    as `Transactions.address_of_coordinator`.
+    """
+    placement = broker.placement
+    number = coordinator_of(name)
+    if number is not None:
+        address = broker.transactions.address_of_coordinator(number)
+        return LookupResult(address, connect=True, here=address.broker_id == placement.broker_id)
+    if name == COORDINATORS:
+        return LookupResult(placement.me, connect=True, here=True)
+    broker.topics.require_served(name)
     # Every broker serves the layouts of all scalable topics.
     if name.domain is TopicDomain.TOPIC and not placement.draining:
         return LookupResult(placement.me, connect=True, here=True)
@@ -82,7 +103,10 @@ def placed_for_client(
 async def partitioned_metadata(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """PARTITIONED_METADATA: the number of a topic's partitions."""
+    """PARTITIONED_METADATA: the number of a topic's partitions.
+
+    The name of v4 coordinators has one for each coordinator, or 0 if they are switched off.
+    """
     request = command.partitioned_metadata
     response = CommandPartitionedTopicMetadataResponse(request_id=request.request_id)
     try:
@@ -106,6 +130,8 @@ async def partitioned_metadata(
 
 async def _partitions_of(connection: Connection, name: TopicName, *, create: bool) -> int:
     """The number of partitions; creating a topic is a costly request, asking for one is not."""
+    if name == COORDINATORS:
+        return connection.broker.settings.coordinators_of_v4_clients
     topics = connection.broker.topics
     try:
         return await topics.partitions_of(name, create=False)

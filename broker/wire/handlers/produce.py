@@ -12,9 +12,11 @@ from broker.topics.schemas import definition_from_wire, is_large, version_bytes
 from broker.topics.topic import Topic, TopicState
 from broker.wire.connection import Connection, Handler
 from broker.wire.protocol_violation import ProtocolViolation
+from config.bounds import METADATA_KEY_BYTES
 from magnetar.protocol.frame_error import ReplicatorOnly
 from magnetar.protocol.frames import Received, Send
 from magnetar.protocol.ids import EARLIEST, from_wire, to_wire
+from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import TopicDomain, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
@@ -31,6 +33,12 @@ class ProducerOpening(PeerError):
     """The id is taken by a PRODUCER in progress: wait for its answer."""
 
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
+
+
+class ProducerNameTooLong(PeerError):
+    """The name is longer than names are stored."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class ProducerNotFound(PeerError):
@@ -78,6 +86,11 @@ async def _open(connection: Connection, request: CommandProducer, opening: Openi
         if connection.producers.get(request.producer_id) is opening:
             del connection.producers[request.producer_id]
         raise
+    if opening.cancelled():
+        # The last step of the open and CLOSE_PRODUCER came in the same turn of the loop, so there
+        # was nothing left to cancel.
+        attached.close_at_once()
+        return
     if attached.ready is None:
         _answer_open(connection, request, attached)
         return
@@ -114,6 +127,11 @@ def _answer_open(connection: Connection, request: CommandProducer, attached: Pro
 
 async def _attach(request: CommandProducer, connection: Connection) -> Producer:
     name = parse_topic_name(request.topic)
+    if len(request.producer_name.encode()) > METADATA_KEY_BYTES:
+        raise ProducerNameTooLong(
+            f"A producer was named with {len(request.producer_name)} characters, and "
+            f"{METADATA_KEY_BYTES} bytes are the most: give it a shorter name."
+        )
     topic = await connection.broker.topics.get(name, create=True)
     wanted = _request_of(request, connection)
     topic.require_open(wanted)
@@ -133,6 +151,8 @@ def _request_of(request: CommandProducer, connection: Connection) -> ProducerReq
         access_mode=AccessMode(request.producer_access_mode),
         topic_epoch=from_wire(request.topic_epoch) if request.HasField("topic_epoch") else None,
         properties={item.key: item.value for item in request.metadata},
+        own_transactions=connection.own_transactions,
+        request_id=request.request_id,
     )
 
 
@@ -223,7 +243,8 @@ def _close(connection: Connection, request_id: int, attached: Producer) -> Await
     # it has queued already, and routes those anew, out of order, when they get no receipt.  So a
     # segment's producer may send on until the client answers a PING, and is closed only then.
     topic = attached.topic
-    sends_may_follow = topic.name.domain is TopicDomain.SEGMENT and not topic.sealed
+    follows = topic.name.domain is TopicDomain.SEGMENT or is_managed(attached.request.properties)
+    sends_may_follow = follows and not topic.sealed
     if not sends_may_follow:
         attached.release_id()
     return _finish(connection, request_id, attached, sends_may_follow=sends_may_follow)

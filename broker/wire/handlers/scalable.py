@@ -44,8 +44,12 @@ async def lookup(connection: Connection, command: BaseCommand, entry: bytes | No
     )
 
 
-def close_lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """SCALABLE_TOPIC_CLOSE: send no more layouts.  It has no answer."""
+async def close_lookup(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """SCALABLE_TOPIC_CLOSE: send no more layouts.  It has no answer.
+
+    It is a task, as the lookup that it closes: that may have come in the same read, and begins
+    first.
+    """
     if _is_on(connection):
         session_id = command.scalable_topic_close.session_id
         connection.broker.scalable.sessions.close(connection, session_id)

@@ -58,7 +58,13 @@ def connect(
 
 
 async def _log_in(connection: Connection, request: CommandConnect, login: "Login") -> None:
-    await login.log_in(request)
+    try:
+        await login.log_in(request)
+    except MagnetarError as error:
+        if not login.failure_logged:
+            raise
+        _refuse(connection, error)
+        return
     work = None if connection.closing else _serve_client(connection, request)
     if work is not None:
         await work
@@ -116,8 +122,13 @@ async def auth_response(connection: Connection, command: BaseCommand, entry: byt
     except ProtocolViolation:
         raise
     except MagnetarError as error:
-        connection.reply_error(UNSOLICITED_REQUEST_ID, error)
-        connection.close(str(error))
+        _refuse(connection, error)
+
+
+def _refuse(connection: Connection, error: MagnetarError) -> None:
+    """End a connection for a reason that the log has already."""
+    connection.reply_error(UNSOLICITED_REQUEST_ID, error)
+    connection.close(str(error))
 
 
 def ping(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:

@@ -78,14 +78,20 @@ async def watch_topic_list(
         await watch.start(request)
     except BaseException:
         watch.close()
-        connection.topic_watches.pop(request.watcher_id, None)
+        # A later watch may have its id by now.
+        if connection.topic_watches.get(request.watcher_id) is watch:
+            del connection.topic_watches[request.watcher_id]
         raise
 
 
-def close_topic_list_watch(
+async def close_topic_list_watch(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """WATCH_TOPIC_LIST_CLOSE: close a watch; answered even if there is none."""
+    """WATCH_TOPIC_LIST_CLOSE: close a watch; answered even if there is none.
+
+    It is a task, as the watch that it closes: that may have come in the same read, and begins
+    first.
+    """
     request = command.watch_topic_list_close
     watch = connection.topic_watches.pop(request.watcher_id, None)
     if watch is not None:

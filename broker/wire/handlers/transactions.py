@@ -1,12 +1,15 @@
-"""Transactions and their coordinators (PIP-473; commands 50 to 63, 79 to 81).
+"""Transactions and their coordinators (PIP-473, PIP-31; commands 50 to 63, 79 to 81).
 
+Clients before version 5 do not set `scalable`.  The same coordinators serve them, with what they
+rely on besides (docs/decisions/legacy-transactions.md).
 Every answer to NEW_TXN, ADD_* and END_TXN names the coordinator, errors included: a client finds
 the waiting request by it, and closes the connection if it cannot.  Any connection of a
 transaction's principal may end it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import ClassVar, Protocol, TypeVar, cast
 
 import structlog
@@ -23,6 +26,8 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandAddSubscriptionToTxn,
     CommandAddSubscriptionToTxnResponse,
     CommandEndTxn,
+    CommandEndTxnOnPartitionResponse,
+    CommandEndTxnOnSubscriptionResponse,
     CommandEndTxnResponse,
     CommandNewTxn,
     CommandNewTxnResponse,
@@ -32,19 +37,18 @@ from magnetar.protocol.pulsar_pb2 import (
 from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
-from txn.errors import CoordinatorNotFound
+from txn.errors import CoordinatorNotFound, TransactionNotFound
+from txn.header import OPERATOR
 from txn.records import KeyEpoch, TxnState
 from txn.transaction_key import NO_EPOCH, require_name_of_request
 
 log = structlog.get_logger(__name__)
 
+_NOT_ALLOWED = WireError.NotAllowedError
+_BETWEEN_BROKERS = "Brokers carry out ends of transactions by themselves: end it with END_TXN."
+_GO_CLIENT = "Pulsar-Go"
+"""How the versions of Pulsar's Go client begin in CONNECT."""
 _ACTIONS = {TxnAction.COMMIT: TxnState.COMMITTED, TxnAction.ABORT: TxnState.ABORTED}
-
-
-class TransactionsOff(PeerError):
-    """Transactions are off, or the client uses a form of them that is not served."""
-
-    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class UnknownAction(PeerError):
@@ -66,6 +70,12 @@ class _TransactionRequest(Protocol):
     txnid_least_bits: int
 
 
+class _CoordinatorRequest(Protocol):
+    """A request to a coordinator."""
+
+    scalable: bool
+
+
 class _Response(Protocol):
     """An answer that can carry an error."""
 
@@ -74,25 +84,14 @@ class _Response(Protocol):
 
 
 R = TypeVar("R", bound=_Response)
+T = TypeVar("T")
 _Keyed = CommandNewTxn | CommandAddPartitionToTxn | CommandAddSubscriptionToTxn | CommandEndTxn
 
 
 def require_enabled(connection: Connection, *, scalable: bool = True) -> Transactions:
-    """Return the service.
-
-    Raises `TransactionsOff` if transactions are off, and for clients of coordinators before PIP-473
-    (`scalable` is not set).
-    """
+    """Return the service.  Raises as `Transactions.require_enabled`."""
     transactions = connection.broker.transactions
-    if not transactions.enabled:
-        raise TransactionsOff(
-            "Transactions are switched off on this broker: set transactions_enabled, or use a "
-            "client without them."
-        )
-    if not scalable:
-        raise TransactionsOff(
-            "Transactions of clients before version 5 are not served: use the v5 client."
-        )
+    transactions.require_enabled(scalable=scalable)
     return transactions
 
 
@@ -114,6 +113,26 @@ def _key(request: _Keyed) -> KeyEpoch | None:
     )
 
 
+async def run_as_owner(
+    connection: Connection,
+    work: Callable[[str | None, KeyEpoch | None], Awaitable[T]],
+    key: KeyEpoch | None,
+) -> T:
+    """Run `work` with the connection's role and a key as the owner of a transaction.
+
+    If the role is not the owner, but a superuser, run it as an operator: superusers may use the
+    transactions of every role, and those without an owner.
+    """
+    try:
+        return await work(connection.owner, key)
+    except TransactionNotFound:
+        # In this order a superuser's own transaction needs its key and epoch, as any other (K4).
+        authorizer = connection.broker.authorizer
+        if authorizer is None or not authorizer.is_superuser(connection.roles):
+            raise
+    return await work(OPERATOR, None)
+
+
 async def complete_response(response: R, work: Awaitable[object]) -> R:
     """Await the work; returns the response, with the error of the work if it fails."""
     try:
@@ -126,6 +145,23 @@ async def complete_response(response: R, work: Awaitable[object]) -> R:
         response.error = cast("WireError", int(known.code))
         response.message = str(known)
     return response
+
+
+async def _release_go_client(
+    connection: Connection, request: _CoordinatorRequest, work: Awaitable[None]
+) -> None:
+    """Await the work.
+
+    If another broker leads the coordinator, close a Go client's connection after the answer.
+    """
+    try:
+        await work
+    except CoordinatorNotFound as error:
+        # Other v4 clients look the coordinator up after this error.  Pulsar's Go client does so
+        # only after it lost its connection, and would get this error for ever.
+        if not request.scalable and connection.client_version.startswith(_GO_CLIENT):
+            asyncio.get_running_loop().call_soon(connection.close, str(error))
+        raise
 
 
 def watch(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
@@ -161,7 +197,10 @@ def connect(connection: Connection, command: BaseCommand, entry: bytes | None) -
     response = CommandTcClientConnectResponse(request_id=request.request_id)
     try:
         _require_not_stopping(connection)
-        transactions.coordinators.require_served(CoordinatorId(request.tc_id))
+        if request.scalable:
+            transactions.coordinators.require_served(CoordinatorId(request.tc_id))
+        else:
+            transactions.require_served_to_v4(CoordinatorId(request.tc_id))
     except MagnetarError as error:
         response.error = cast("WireError", int(error.code))
         response.message = str(error)
@@ -176,7 +215,10 @@ async def begin(connection: Connection, command: BaseCommand, entry: bytes | Non
     """NEW_TXN; its timeout is in milliseconds."""
     request = command.new_txn
     transactions = require_enabled(connection, scalable=request.scalable)
-    response = CommandNewTxnResponse(request_id=request.request_id, txnid_most_bits=request.tc_id)
+    # Pulsar's Go client ends its process if one of the numbers is missing, in an error too.
+    response = CommandNewTxnResponse(
+        request_id=request.request_id, txnid_most_bits=request.tc_id, txnid_least_bits=0
+    )
 
     async def work() -> None:
         txn = await transactions.coordinators.begin(
@@ -188,7 +230,7 @@ async def begin(connection: Connection, command: BaseCommand, entry: bytes | Non
         )
         response.txnid_least_bits = txn.least
 
-    await complete_response(response, work())
+    await complete_response(response, _release_go_client(connection, request, work()))
     connection.send(BaseCommand(type=BaseCommand.NEW_TXN_RESPONSE, new_txn_response=response))
 
 
@@ -205,7 +247,10 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
     async def work() -> None:
         require_partition_count(len(request.partitions))
         names = [parse_topic_name(partition) for partition in request.partitions]
-        await transactions.coordinators.require_open(txn, connection.owner, _key(request))
+        require_open = partial(transactions.coordinators.require_open, txn)
+        await run_as_owner(connection, require_open, _key(request))
+        if not request.scalable:
+            await transactions.require_participants(names)
         if len(names) == 1:
             await transactions.join(txn, names[0])
         elif len(names) <= TXN_JOINS_AT_ONCE:
@@ -217,7 +262,7 @@ async def add_partitions(connection: Connection, command: BaseCommand, entry: by
     response = CommandAddPartitionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await complete_response(response, work())
+    await complete_response(response, _release_go_client(connection, request, work()))
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE, add_partition_to_txn_response=response
@@ -249,13 +294,19 @@ async def add_subscriptions(
     request = command.add_subscription_to_txn
     transactions = require_enabled(connection, scalable=request.scalable)
     txn = _txn(request)
+
+    async def work() -> None:
+        require_open = partial(transactions.coordinators.require_open, txn)
+        await run_as_owner(connection, require_open, _key(request))
+        if not request.scalable:
+            require_partition_count(len(request.subscription))
+            names = [parse_topic_name(each.topic) for each in request.subscription]
+            await transactions.require_participants(names)
+
     response = CommandAddSubscriptionToTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    coordinators = transactions.coordinators
-    await complete_response(
-        response, coordinators.require_open(txn, connection.owner, _key(request))
-    )
+    await complete_response(response, _release_go_client(connection, request, work()))
     connection.send(
         BaseCommand(
             type=BaseCommand.ADD_SUBSCRIPTION_TO_TXN_RESPONSE,
@@ -265,7 +316,10 @@ async def add_subscriptions(
 
 
 async def end(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """END_TXN: commit or abort a transaction."""
+    """END_TXN: commit or abort a transaction.
+
+    The answer to a v4 client comes when readers see the end, as far as that does not take too long.
+    """
     request = command.end_txn
     transactions = require_enabled(connection, scalable=request.scalable)
     txn = _txn(request)
@@ -274,20 +328,55 @@ async def end(connection: Connection, command: BaseCommand, entry: bytes | None)
         if not request.HasField("txn_action"):
             raise UnknownAction("END_TXN has neither commit nor abort: set txn_action.")
         action = _ACTIONS[request.txn_action]
-        await transactions.coordinators.end_transaction(
-            txn, action, connection.owner, _key(request)
-        )
+        end_transaction = partial(transactions.coordinators.end_transaction, txn, action)
+        await run_as_owner(connection, end_transaction, _key(request))
+        if not request.scalable:
+            await transactions.carry_out_end(txn, action)
 
     response = CommandEndTxnResponse(
         request_id=request.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least
     )
-    await complete_response(response, work())
+    await complete_response(response, _release_go_client(connection, request, work()))
     connection.send(BaseCommand(type=BaseCommand.END_TXN_RESPONSE, end_txn_response=response))
 
 
-def refuse(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """Refuse commands between brokers and coordinators before PIP-473."""
-    require_enabled(connection, scalable=False)
+def refuse_end_on_partition(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> None:
+    """END_TXN_ON_PARTITION: refused, since brokers do not use it here."""
+    request = command.end_txn_on_partition
+    response = CommandEndTxnOnPartitionResponse(
+        request_id=request.request_id,
+        txnid_most_bits=request.txnid_most_bits,
+        txnid_least_bits=request.txnid_least_bits,
+        error=_NOT_ALLOWED,
+        message=_BETWEEN_BROKERS,
+    )
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.END_TXN_ON_PARTITION_RESPONSE, end_txn_on_partition_response=response
+        )
+    )
+
+
+def refuse_end_on_subscription(
+    connection: Connection, command: BaseCommand, entry: bytes | None
+) -> None:
+    """END_TXN_ON_SUBSCRIPTION: refused, since brokers do not use it here."""
+    request = command.end_txn_on_subscription
+    response = CommandEndTxnOnSubscriptionResponse(
+        request_id=request.request_id,
+        txnid_most_bits=request.txnid_most_bits,
+        txnid_least_bits=request.txnid_least_bits,
+        error=_NOT_ALLOWED,
+        message=_BETWEEN_BROKERS,
+    )
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.END_TXN_ON_SUBSCRIPTION_RESPONSE,
+            end_txn_on_subscription_response=response,
+        )
+    )
 
 
 HANDLERS: Mapping[int, Handler] = {
@@ -295,8 +384,8 @@ HANDLERS: Mapping[int, Handler] = {
     BaseCommand.ADD_PARTITION_TO_TXN: add_partitions,
     BaseCommand.ADD_SUBSCRIPTION_TO_TXN: add_subscriptions,
     BaseCommand.END_TXN: end,
-    BaseCommand.END_TXN_ON_PARTITION: refuse,
-    BaseCommand.END_TXN_ON_SUBSCRIPTION: refuse,
+    BaseCommand.END_TXN_ON_PARTITION: refuse_end_on_partition,
+    BaseCommand.END_TXN_ON_SUBSCRIPTION: refuse_end_on_subscription,
     BaseCommand.TC_CLIENT_CONNECT_REQUEST: connect,
     BaseCommand.WATCH_TC_ASSIGNMENTS: watch,
     BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE: close_watch,

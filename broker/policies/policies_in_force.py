@@ -1,0 +1,88 @@
+"""The policies in force for the topics of this broker, and their changes."""
+
+from collections.abc import Callable, Mapping
+
+from broker.policies.applied_policies import (
+    AppliedPolicies,
+    applied_policies,
+    applied_value,
+    values_of_broker,
+)
+from broker.policies.namespaces import Namespaces, Policies
+from broker.policies.policy_kinds import PolicyKind
+from broker.policies.topic_policies import UNSET, TopicPolicies, policy_name
+from config.settings import Settings
+from magnetar.protocol.names import (
+    InvalidNamespaceName,
+    NamespaceName,
+    TopicName,
+    parse_namespace_name,
+)
+
+
+class PoliciesInForce:
+    """Combines the policies of topics, namespaces and the broker.
+
+    Topics that set no policies share the result of their namespace.
+    """
+
+    def __init__(self, namespaces: Namespaces, topics: TopicPolicies, settings: Settings) -> None:
+        self._namespaces = namespaces
+        self._topics = topics
+        self._of_broker: Mapping[PolicyKind, object] = values_of_broker(settings)
+        self._of_namespaces: dict[NamespaceName, tuple[Policies, AppliedPolicies]] = {}
+
+    async def require(self, name: TopicName) -> Policies:
+        """The policies of a topic's namespace; the records of its topics are followed from now on.
+
+        Raises `NamespaceNotFound`, `MetadataError`.
+        """
+        policies = await self._namespaces.require(name.namespace_name)
+        await self._topics.follow(name.namespace_name)
+        return policies
+
+    def of(self, name: TopicName) -> AppliedPolicies:
+        """The policies in force for a topic; `require` was called for its namespace before."""
+        namespace = self._namespaces.known(name.namespace_name)
+        own = self._topics.known(name)
+        if own != UNSET:
+            return applied_policies(self._of_broker, namespace, own)
+        known = self._of_namespaces.get(name.namespace_name)
+        if known is None or known[0] is not namespace:
+            known = (namespace, applied_policies(self._of_broker, namespace, UNSET))
+            self._of_namespaces[name.namespace_name] = known
+        return known[1]
+
+    async def value(self, kind: PolicyKind, name: TopicName) -> object:
+        """The value of a policy in force for a topic, read anew.  Raises `MetadataError`."""
+        namespace = await self._namespaces.require(name.namespace_name)
+        return applied_value(kind, self._of_broker, namespace, await self._topics.get(name))
+
+    def of_broker(self, kind: PolicyKind) -> object:
+        """The broker's value of a policy, as REST shows it; None if it has no setting."""
+        return self._of_broker.get(kind)
+
+    def on_change(self, listener: Callable[[NamespaceName, str | None], None]) -> None:
+        """Call `listener` at each change, with a namespace and the local name of a topic.
+
+        The local name is as `policy_name` has it, or None: all topics of the namespace are
+        concerned.
+        """
+        self._topics.on_change(listener)
+
+        def namespace_changed(text: str) -> None:
+            try:
+                name = parse_namespace_name(text)
+            except InvalidNamespaceName:
+                return  # The record is a tenant's.
+            self._of_namespaces.pop(name, None)
+            listener(name, None)
+
+        self._namespaces.on_change(namespace_changed)
+
+
+def concerns(namespace: NamespaceName, local_name: str | None, name: TopicName) -> bool:
+    """Whether a change that `PoliciesInForce.on_change` reports concerns a topic."""
+    return name.namespace_name == namespace and (
+        local_name is None or policy_name(name) == local_name
+    )

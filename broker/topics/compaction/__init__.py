@@ -1,0 +1,1 @@
+"""Compaction of ordinary topics: of each key the newest message (docs/decisions/compaction.md)."""

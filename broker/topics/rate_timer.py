@@ -1,0 +1,49 @@
+"""The timer that reads the counters of loaded topics, for the rates in statistics."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from broker.topics.topic import Topic
+from config.bounds import RATE_SAMPLE_S, RATE_SAMPLE_TOPICS
+from magnetar.background_tasks import BackgroundTasks
+
+log = structlog.get_logger(__name__)
+
+
+class RateTimer:
+    """Samples the counters of loaded topics, and of their clients, every RATE_SAMPLE_S.
+
+    Producing and consuming pay nothing for it.  `now_s` is the clock of the event loop, which the
+    samplers of topics begin with.
+    """
+
+    def __init__(
+        self, loaded: Callable[[], Mapping[str, Topic]], now_s: Callable[[], float]
+    ) -> None:
+        self._loaded = loaded
+        self._now_s = now_s
+        self._tasks = BackgroundTasks(log)
+
+    def start(self) -> None:
+        """Sample until `stop`."""
+        self._tasks.keep("topic_rates", self._keep_sampling)
+
+    async def stop(self) -> None:
+        """Sample no more.  May be called again."""
+        await self._tasks.stop()
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            await self.sample()
+            await asyncio.sleep(RATE_SAMPLE_S)
+
+    async def sample(self) -> None:
+        """Read all counters once, in parts."""
+        now_s = self._now_s()
+        for number, topic in enumerate(list(self._loaded().values()), start=1):
+            topic.sample_rates(now_s)
+            if number % RATE_SAMPLE_TOPICS == 0:
+                await asyncio.sleep(0)
+                now_s = self._now_s()

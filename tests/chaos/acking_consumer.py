@@ -112,7 +112,7 @@ async def consume(broker: BrokerProcess, consumers: list[AckingConsumer]) -> Non
         try:
             await asyncio.gather(*work)
         except ConnectionError:
-            must_be_loss(client, broker, run)
+            await must_be_loss(client, broker, run)
         except BrokerError as error:
             if error.code != pb.ServiceNotReady:
                 raise

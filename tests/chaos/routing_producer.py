@@ -13,12 +13,14 @@ from typing import Final, NamedTuple
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import Position
 from magnetar.protocol.key_hash import segment_hash
+from magnetar.protocol.managed_clients import MANAGED_PROPERTY
 from tests.chaos.steady_producer import RETRY_PAUSE_S, must_be_loss, position_of
 from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import BrokerError, RawClient, RawProducer, Session
 from tests.support.waiting import end
 
 CONTENT: Final = Struct(">IQ")
+MANAGED: Final = [pb.KeyValue(key=MANAGED_PROPERTY, value="true")]
 TRY_AGAIN: Final = frozenset({pb.TopicTerminatedError, pb.ServiceNotReady})
 
 
@@ -58,7 +60,7 @@ class RoutingProducer:
             try:
                 await self._send_on(client, stop)
             except ConnectionError:
-                must_be_loss(client, broker, run)
+                await must_be_loss(client, broker, run)
             finally:
                 await client.close()
 
@@ -144,7 +146,9 @@ class RoutingProducer:
         number = segment.segment_id
         if number not in self._producers:
             name = segment_topic(self.topic, segment)
-            self._producers[number] = asyncio.create_task(client.create_producer(name))
+            options = pb.CommandProducer(metadata=MANAGED if segment.legacy_topic_name else [])
+            opening = client.create_producer(name, options)
+            self._producers[number] = asyncio.create_task(opening)
         return self._producers[number]
 
     def _route(self, key: int) -> pb.SegmentInfoProto:
@@ -158,7 +162,9 @@ class RoutingProducer:
 
 
 def segment_topic(topic: str, segment: pb.SegmentInfoProto) -> str:
-    """The name of a segment's own topic."""
-    local_name = topic.removeprefix("topic://")
+    """The name of a segment's own topic, or of the ordinary topic that it is."""
+    if segment.legacy_topic_name:
+        return segment.legacy_topic_name
+    local_name = topic.removeprefix("topic://").removeprefix("persistent://")
     ends = f"{segment.hash_start:04x}-{segment.hash_end:04x}"
     return f"segment://{local_name}/{ends}-{segment.segment_id}"

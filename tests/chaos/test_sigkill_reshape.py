@@ -19,10 +19,10 @@ from tests.support.effort import by_effort, draw_seed
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer
 from tests.support.waiting import end, until
 
-ROUNDS: Final = by_effort(quick=4, whole=8, nightly=80)
+ROUNDS: Final = by_effort(quick=4, whole=6, nightly=80)
 KEYS: Final = 16
 LATEST_KILL_S: Final = 0.15
-"""Kills come early rather than late: the steps of a reshape are short."""
+"""Kills come early rather than late: the steps of a layout change are short."""
 LOCAL_NAME: Final = "shifting"
 TOPIC: Final = f"topic://public/default/{LOCAL_NAME}"
 PATH: Final = f"/scalable/public/default/{LOCAL_NAME}"
@@ -64,6 +64,26 @@ async def all_keys_get_on(producer: RoutingProducer, producing: "asyncio.Task[No
         producing.result()
 
 
+async def kill_during(
+    request: "asyncio.Task[tuple[int, object]]",
+    broker: BrokerProcess,
+    rng: random.Random,
+    producing: "asyncio.Task[None]",
+) -> bool:
+    """Kill a broker while it serves a request, start it again; whether it had confirmed it."""
+    await asyncio.wait({request, producing}, timeout=LATEST_KILL_S * rng.random() ** 3)
+    assert not producing.done(), producing.result()
+    answered = request.done() and not request.exception() and request.result()[0] == 204
+    broker.kill()
+    try:
+        status, answer = await request
+        assert status == 204, answer
+    except aiohttp.ClientError:
+        pass
+    await broker.start()
+    return answered
+
+
 async def reshape_and_kill(
     broker: BrokerProcess, rng: random.Random, producing: "asyncio.Task[None]", turn: int
 ) -> bool:
@@ -75,16 +95,7 @@ async def reshape_and_kill(
     kind = "merge" if merging else "split"
     url = f"{PATH}/{kind}/{'/'.join(parents)}"
     request = asyncio.create_task(broker.rest("POST", url))
-    await asyncio.wait({request, producing}, timeout=LATEST_KILL_S * rng.random() ** 3)
-    assert not producing.done(), producing.result()
-    answered = request.done() and not request.exception() and request.result()[0] == 204
-    broker.kill()
-    try:
-        status, answer = await request
-        assert status == 204, answer
-    except aiohttp.ClientError:
-        pass
-    await broker.start()
+    answered = await kill_during(request, broker, rng, producing)
     after = await segments_of(broker)
     covers_everything(after)
     sealed = [after[parent]["state"] == "SEALED" for parent in parents]
@@ -127,11 +138,12 @@ def covers_everything(segments: dict[str, Segment]) -> None:
 async def everything_is_there(broker: BrokerProcess, producer: RoutingProducer) -> None:
     """Each receipt's message is where it says; more copies only of what was sent more than once."""
     client = await broker.connect()
-    session, update = await client.watch_dag(TOPIC)
+    topic = producer.topic
+    session, update = await client.watch_dag(topic)
     client.close_dag(session)
     found: list[tuple[tuple[int, int], Stored]] = []
     for segment in sorted(update.dag.segments, key=lambda s: (s.created_at_epoch, s.segment_id)):
-        consumer = await audit.subscribe(client, segment_topic(TOPIC, segment))
+        consumer = await audit.subscribe(client, segment_topic(topic, segment))
         last = position_of((await consumer.last_message_id()).last_message_id)
         position = None
         while last.entry_id >= 0 and (position is None or position < last):
@@ -143,7 +155,7 @@ async def everything_is_there(broker: BrokerProcess, producer: RoutingProducer) 
         if segment.state == pb.SEALED:
             if position is not None:
                 consumer.ack(delivery.message_id, cumulative=True)
-            await is_terminated(client, consumer, segment_topic(TOPIC, segment))
+            await is_terminated(client, consumer, segment_topic(topic, segment))
     await client.close()
     everything = set(found)
     for message, place in producer.receipts.items():

@@ -17,8 +17,10 @@ from tests.support.broker_process import BrokerProcess, running
 from tests.support.effort import by_effort, draw_seed
 from tests.support.waiting import end, until
 
-ROUNDS: Final = by_effort(quick=4, whole=12, nightly=100)
+ROUNDS: Final = by_effort(quick=4, whole=8, nightly=100)
 WORKERS: Final = 6
+V4_WORKERS: Final = (1, 4)
+"""Clients before version 5, beside those of version 5 on the same ordinary topics."""
 INPUTS: Final = max(4000, 350 * ROUNDS)
 INPUT: Final = "persistent://public/default/inputs"
 SUBSCRIPTION: Final = "work"
@@ -66,7 +68,14 @@ async def test_sigkill_under_transactions(tmp_path: Path) -> None:
     rng = random.Random(seed)
     layout = Layout()
     workers = [
-        TransactingWorker(number, random.Random(seed + number), layout.outputs, INPUT, SUBSCRIPTION)
+        TransactingWorker(
+            number,
+            random.Random(seed + number),
+            (lambda: ORDINARY) if number in V4_WORKERS else layout.outputs,
+            INPUT,
+            SUBSCRIPTION,
+            scalable=number not in V4_WORKERS,
+        )
         for number in range(WORKERS)
     ]
     stop = asyncio.Event()

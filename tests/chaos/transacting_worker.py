@@ -57,7 +57,10 @@ def parsed(data: bytes) -> tuple[str, int, int, list[str]]:
 
 
 class TransactingWorker:
-    """See the module's rules.  `outputs` gives the topics that may be written to now."""
+    """See the module's rules.  `outputs` gives the topics that may be written to now.
+
+    `scalable` False: a client before version 5, whose transactions are on ordinary topics alone.
+    """
 
     def __init__(
         self,
@@ -66,8 +69,11 @@ class TransactingWorker:
         outputs: Callable[[], Sequence[str]],
         inputs: str,
         subscription: str,
+        *,
+        scalable: bool = True,
     ) -> None:
         self.number = number
+        self._scalable = scalable
         self.outcomes: dict[str, Outcome] = {}
         self._rng = rng
         self._outputs = outputs
@@ -116,7 +122,7 @@ class TransactingWorker:
         new = pb.CommandNewTxn(
             tc_id=rng.randrange(COORDINATORS),
             txn_ttl_millis=SHORT_TTL_MS if short else LONG_TTL_MS,
-            scalable=True,
+            scalable=self._scalable,
         )
         begun = (await client.request(Kind.NEW_TXN, new)).new_txn_response
         txn = (begun.txnid_most_bits, begun.txnid_least_bits)
@@ -136,7 +142,9 @@ class TransactingWorker:
         count = rng.choice((1, 2, 2, 3, 5, 20))
         places = [rng.choice(self._outputs()) for _ in range(count)]
         if rng.randrange(2):
-            add = pb.CommandAddPartitionToTxn(partitions=sorted(set(places)), scalable=True)
+            add = pb.CommandAddPartitionToTxn(
+                partitions=sorted(set(places)), scalable=self._scalable
+            )
             add.txnid_most_bits, add.txnid_least_bits = txn
             await client.request(Kind.ADD_PARTITION_TO_TXN, add)
         taken = await asyncio.gather(
@@ -215,7 +223,10 @@ class TransactingWorker:
         """END of the oldest that is not settled, until it is answered."""
         name, (most, least), action = self._unsettled[0]
         command = pb.CommandEndTxn(
-            txnid_most_bits=most, txnid_least_bits=least, txn_action=action, scalable=True
+            txnid_most_bits=most,
+            txnid_least_bits=least,
+            txn_action=action,
+            scalable=self._scalable,
         )
         committing = action == pb.COMMIT
         try:

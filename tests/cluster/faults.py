@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +33,8 @@ from tests.support.raw_client import BrokerError
 from txn.records import leader_key
 
 FOUND_TIMEOUT_S: Final = 30
+CUT_OFF: Final = "cut-owner-off"
+"""The fault that needs relays before the metadata store."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Site:
         finally:
             await store.close()
 
+    async def leader(self) -> int | None:
+        """The number of the broker that leads the topic `led`, if one does."""
+        async with self._records() as store:
+            return await self._named_by(store, owner_key(self.led))
+
     def segment(self) -> str:
         """The topic's first active segment."""
         low, high, segment_id = self.active_ranges()[0]
@@ -89,9 +95,14 @@ class Site:
 
     def active_ranges(self) -> list[tuple[int, int, int]]:
         """Of each active segment of the topic: first and last hash, and its id; in this order."""
-        url = f"{self.brokers.admin_url}/admin/v2/scalable/{self._local}"
-        with urllib.request.urlopen(url, timeout=FOUND_TIMEOUT_S) as answer:
-            segments = json.load(answer)["segments"].values()
+        return asyncio.run(self._active_ranges())
+
+    async def _active_ranges(self) -> list[tuple[int, int, int]]:
+        broker = next(each for each in self.brokers.brokers if each.running)
+        status, layout = await broker.rest("GET", f"/scalable/{self._local}")
+        assert status == 200, layout
+        assert isinstance(layout, dict)
+        segments = layout["segments"].values()
         return sorted(
             (each["hashRange"]["start"], each["hashRange"]["end"], each["segmentId"])
             for each in segments
@@ -200,6 +211,20 @@ def pause_owner(site: Site) -> None:
         site.brokers.resume(number)
 
 
+def cut_owner_off(site: Site) -> None:
+    """Let no byte pass between an owner and the metadata store until another broker serves.
+
+    Its clients and the bookies still reach it.
+    """
+    segment = site.segment()
+    number = site.owner(segment)
+    site.brokers.relays[number].stall()
+    try:
+        site.use(segment, (number + 1) % len(site.brokers.brokers))
+    finally:
+        site.brokers.relays[number].resume()
+
+
 def kill_bookie(site: Site) -> None:
     """SIGKILL of a bookie that the first segment is written to; it comes back."""
     (bookie,) = (each for each in site.ground.bookies.bookies if each.bookie_id == site.bookie())
@@ -214,9 +239,16 @@ def kill_two_bookies(site: Site) -> None:
     site.ground.mend()
 
 
+def on_zookeeper(metadata_store_url: str) -> bool:
+    """Whether the metadata store is the ZooKeeper server of the tests."""
+    return metadata_store_url.startswith("zk:")
+
+
 def is_possible(fault: str, brokers: BrokerCluster) -> bool:
-    """Whether it breaks nothing but servers of the tests' own."""
-    return fault != "restart-metadata-store" or brokers.metadata_store_url.startswith("zk:")
+    """Whether it breaks nothing but servers of the tests' own, and there is what it needs."""
+    if fault == CUT_OFF:
+        return bool(brokers.relays) and on_zookeeper(brokers.metadata_store_url)
+    return fault != "restart-metadata-store" or on_zookeeper(brokers.metadata_store_url)
 
 
 def require_possible(fault: str, brokers: BrokerCluster) -> None:
@@ -243,6 +275,7 @@ FAULTS: Final[Mapping[str, Callable[[Site], None]]] = {
     "kill-controller": kill_controller,
     "kill-coordinator": kill_coordinator,
     "pause-owner": pause_owner,
+    CUT_OFF: cut_owner_off,
     "kill-bookie": kill_bookie,
     "kill-two-bookies": kill_two_bookies,
     "restart-metadata-store": restart_metadata_store,

@@ -49,8 +49,9 @@ GOES: Final[Mapping[str, Callable[[BrokerCluster, int], None]]] = {
 @pytest.fixture
 def brokers(ground: Ground, metadata_store_url: str, tmp_path: Path) -> Iterator[BrokerCluster]:
     """Three brokers that notice soon that a client stands still."""
-    settings = {"keep_alive_interval_s": KEEP_ALIVE_INTERVAL_S}
-    with three_brokers(tmp_path, ground, metadata_store_url, **settings) as cluster:
+    with three_brokers(
+        tmp_path, ground, metadata_store_url, keep_alive_interval_s=KEEP_ALIVE_INTERVAL_S
+    ) as cluster:
         yield cluster
 
 

@@ -7,7 +7,10 @@ bookies tell is listed as bookies 4.18.0 tell it.  promtool and kubectl are used
 import asyncio
 import json
 import re
+import shlex
 import shutil
+import socket
+import ssl
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,13 +22,19 @@ import pytest
 import typer.main
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from broker.admin.access import rules as access_rules
+from broker.admin.app import AdminServer
 from broker.admin.app import build_app as build_rest
 from broker.metrics.stores import bookkeeper_metrics
 from config.settings import Settings, load_settings
 from magnetar.cli.main import build_app as build_commands
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name
+from security.access import Need
+from security.first_start_files import SecurityFiles
+from security.secret_files import write_secret
 from storage.ledger.bookkeeper.bookie_client import BookieCounters
 from storage.ledger.bookkeeper.ledger_services import LedgerCounters
 from tests.support.authority import Authority, server_settings
@@ -38,6 +47,7 @@ DEPLOY: Final = ROOT / "deploy"
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
 OF_THE_COMMAND_LINE: Final = {"MAGNETAR_CONFIG", "MAGNETAR_ADMIN_URL"}
 TOOL_TIMEOUT_S: Final = 60
+PROBED: Final = ("/status.html", "/admin/v2/brokers/ready")
 APPLIED_BYTES: Final = 262_144
 """The most that `kubectl apply` can note of an object beside it."""
 
@@ -51,6 +61,10 @@ OF_BOOKIES: Final[Mapping[str, set[str]]] = {
     "bookie_ledger_dir_data_bookkeeper_ledgers_usage": set(),
 }
 SAMPLES_ONLY_LATER: Final = {
+    "pulsar_compaction_duration_time_in_mills",
+    "pulsar_compaction_failed_count",
+    "pulsar_compaction_removed_event_count",
+    "pulsar_compaction_succeed_count",
     "pulsar_storage_offloaded_size",
     "pulsar_txn_tp_committed_count_total",
     "pulsar_txn_tp_aborted_count_total",
@@ -92,6 +106,8 @@ async def look_at_a_broker(directory: Path) -> Exposed:
     async with running(directory / "data", **tls) as broker:
         topic = await broker.topics.create(parse_topic_name("persistent://public/default/t"))
         await topic.create_subscription("s", EARLIEST)
+        orders = parse_topic_name("topic://public/default/orders")
+        await broker.scalable.create(orders, segments=1, properties={})
         # Its ledgers are not on bookies: what it would tell of them is added as it would be told.
         on_bookies = bookkeeper_metrics(
             LedgerCounters(), BookieCounters(), broker.settings.cluster_name, ensemble_size=2
@@ -267,10 +283,15 @@ def test_rules_go_by_jobs_that_are_scraped() -> None:
     assert asked == jobs | {"zookeeper"}
 
 
-def run_tool(name: str, *arguments: str, cwd: Path) -> None:
-    """Run a tool; the test is skipped where it is not installed."""
+def require_tool(name: str) -> None:
+    """Skip the test where a tool is not installed."""
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
+
+
+def run_tool(name: str, *arguments: str, cwd: Path) -> None:
+    """Run a tool; the test is skipped where it is not installed."""
+    require_tool(name)
     done = subprocess.run(
         [name, *arguments],
         cwd=cwd,
@@ -402,8 +423,11 @@ def test_a_broker_of_compose_has_settings_that_hold(
     assert settings.advertised_host == name
     for port in (settings.port, settings.http_port):
         assert f"127.0.0.1:{port}:{port}" in service["ports"]
-    own = f"http://127.0.0.1:{settings.http_port}"
-    assert service["environment"]["MAGNETAR_ADMIN_URL"] == own
+    # Everybody on this machine may use it, so nobody else may reach it.
+    assert settings.insecure
+    assert len(service["ports"]) == 2
+    assert service["read_only"], "the health check reads where the broker is from /data"
+    assert "/data" in service["tmpfs"]
     assert service["healthcheck"]["test"][1:] == ["magnetar", "health"]
     assert int(service["stop_grace_period"].removesuffix("s")) > settings.drain_timeout_s
     assert service["image"] == f"magnetar:{project_version()}"
@@ -511,28 +535,126 @@ def test_brokers_of_kubernetes_have_settings_that_hold(monkeypatch: pytest.Monke
     settings = settings_of(KUBERNETES / "broker.toml", environment, monkeypatch)
     ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
     assert settings.in_cluster
-    assert ports == {"pulsar": settings.port, "http": settings.http_port}
+    assert not settings.plaintext_ports
+    assert ports == {"pulsar-ssl": settings.port_tls, "https": settings.http_port_tls}
+    assert (settings.authorization, settings.insecure) == ("on", False)
     assert pod()["terminationGracePeriodSeconds"] > settings.drain_timeout_s
     headless = stateful_set()["spec"]["serviceName"]
     assert settings.advertised_host.startswith(f"$(POD_NAME).{headless}.")
+
+
+def made_security_files() -> dict[str, str]:
+    """The variables of the settings that name files, and the secrets' files that they must be."""
+    settings = tomllib.loads((KUBERNETES / "broker.toml").read_text("utf-8"))
+    texts = [each for value in settings.values() for each in ([value], value)[type(value) is list]]
+    paths = {str(each).removeprefix("file://") for each in texts}
+    return {path: Path(path).name for path in paths if path.startswith("/")}
+
+
+def test_secrets_have_the_files_that_the_settings_name_for_the_broker_alone() -> None:
+    (volume,) = (each for each in pod()["volumes"] if each["name"] == "security")
+    (mount,) = (each for each in container()["volumeMounts"] if each["name"] == "security")
+    assert (mount["readOnly"], volume["projected"]["defaultMode"]) == (True, 0o400)
+    # The files belong to root: the broker reads them by its group.
+    context = pod()["securityContext"]
+    assert context["fsGroup"] == context["runAsGroup"]
+    sources = [each["secret"] for each in volume["projected"]["sources"]]
+    items = {item["path"] for each in sources for item in each["items"]}
+    assert made_security_files() == {f"{mount['mountPath']}/{name}": name for name in items}
+    page = OPERATIONS.read_text("utf-8")
+    for each in sources:
+        (line,) = re.findall(rf"create secret generic {each['name']} (.+)", page)
+        given = {word.partition("=")[2].partition("=")[0] for word in line.split()}
+        assert given == {item["key"] for item in each["items"]}
+        assert not any(kind["kind"] == "Secret" for kind in manifests())
+
+
+async def test_keys_and_certificates_of_the_page_serve_the_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by its commands, used by the settings of Kubernetes, on a broker that is alone."""
+    require_tool("openssl")
+    monkeypatch.chdir(tmp_path)
+    for command in re.findall(
+        r"^((?:magnetar tokens|openssl) .+?[^\\])$", OPERATIONS.read_text("utf-8"), re.M | re.S
+    ):
+        await asyncio.to_thread(run_command, command.replace("\\\n", ""))
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "tls.crt").read_bytes())
+    text = (KUBERNETES / "broker.toml").read_text("utf-8")
+    for path, name in made_security_files().items():
+        text = text.replace(path, str(tmp_path / name))
+    kept = tomllib.loads(text)
+    settings = {
+        name: value
+        for name, value in kept.items()
+        if not name.startswith(("metadata_", "bookkeeper_", "ledger_", "log_"))
+    }
+    namespace = load(KUBERNETES / "kustomization.yaml")["namespace"]
+    service = f"{namespace}.svc.cluster.local"
+    headless = stateful_set()["spec"]["serviceName"]
+    settings |= {"port_tls": 0, "http_port_tls": 0}
+    async with running(tmp_path / "data", **settings) as broker:
+        admin = AdminServer(broker)
+        await admin.start()
+        try:
+            for host in (f"magnetar-0.{headless}.{service}", f"magnetar.{service}"):
+                status = await asyncio.to_thread(ask_over_tls, admin, host)
+                assert status == {"/metrics": 200, "/admin/v2": 401, **dict.fromkeys(PROBED, 200)}
+        finally:
+            await admin.stop()
+    (endpoint,) = load(MONITORING / "pod-monitor.yaml")["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"]["serverName"] == f"magnetar.{service}"
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": "magnetar-tls", "key": "ca.crt"}
+
+
+def run_command(command: str) -> None:
+    """A line of the page; `magnetar` runs in this process."""
+    name, *words = shlex.split(command)
+    if name != "magnetar":
+        subprocess.run([name, *words], check=True, timeout=TOOL_TIMEOUT_S, capture_output=True)
+        return
+    words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, None)
+    done = CliRunner().invoke(build_commands(), words)
+    assert done.exit_code == 0, done.output
+    if target is not None:
+        write_secret(Path(target), done.stdout.encode())
+
+
+def ask_over_tls(admin: AdminServer, host: str) -> dict[str, int]:
+    """The status of paths that are asked without credentials, by a name of the certificate."""
+    assert admin.port_tls is not None
+    found = {}
+    context = ssl.create_default_context(cafile="ca.crt")
+    for path in ("/metrics", "/admin/v2", *PROBED):
+        with (
+            socket.create_connection(("127.0.0.1", admin.port_tls), TOOL_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as connection,
+        ):
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            found[path] = int(connection.makefile("rb").readline().split()[1])
+    return found
 
 
 def test_probes_ask_paths_that_are_there(exposed: Exposed) -> None:
     asked = {}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         call = container()[probe]["httpGet"]
-        assert call["port"] == "http"
+        assert (call["scheme"], call["port"]) == ("HTTPS", "https")
         assert call["path"] in exposed.paths
+        # A kubelet has no token.
+        assert access_rules()[("GET", call["path"])] is Need.NOTHING
         asked[probe] = call["path"]
+    assert set(asked.values()) == set(PROBED)
     assert asked["readinessProbe"].endswith("/ready")
     assert asked["livenessProbe"] != asked["readinessProbe"], "a restart mends no store"
     annotations = stateful_set()["spec"]["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/path"] in exposed.paths
-    assert annotations["prometheus.io/port"] in {
-        str(each["containerPort"]) for each in container()["ports"]
-    }
     (endpoint,) = load(MONITORING / "pod-monitor.yaml")["spec"]["podMetricsEndpoints"]
-    assert (endpoint["path"] in exposed.paths, endpoint["port"]) == (True, "http")
+    ports = {each["name"]: str(each["containerPort"]) for each in container()["ports"]}
+    for scheme, path, port in (
+        (*(annotations[f"prometheus.io/{name}"] for name in ("scheme", "path", "port")),),
+        (endpoint["scheme"], endpoint["path"], ports[endpoint["port"]]),
+    ):
+        assert (scheme, path in exposed.paths, port) == ("https", True, ports["https"])
 
 
 def test_everything_selects_the_pods() -> None:
@@ -549,6 +671,11 @@ def test_everything_selects_the_pods() -> None:
     assert budget["spec"]["selector"]["matchLabels"] == labels
     assert budget["spec"]["maxUnavailable"] < stateful_set()["spec"]["replicas"]
     assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    (rule,) = policy["spec"]["ingress"]
+    assert {each["port"] for each in rule["ports"]} == names
+    numbers = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    for service in by_name.values():
+        assert {port["name"]: port["port"] for port in service["ports"]} == numbers
 
 
 def test_services_set_no_setting() -> None:
@@ -557,10 +684,43 @@ def test_services_set_no_setting() -> None:
     assert pod()["enableServiceLinks"] is False
 
 
+def dockerfile() -> dict[str, str]:
+    """The last stage of the image: the words of each instruction that occurs once."""
+    text = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ").rpartition("\nFROM ")[2]
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line[:1].isupper()]
+    return {name: " ".join(words.split()) for name, words in lines}
+
+
+def test_image_is_secure_and_exposes_the_ports_that_a_broker_may_have() -> None:
+    told = dict(word.split("=", 1) for word in dockerfile()["ENV"].split())
+    assert told["MAGNETAR_SECURE"] == "true"
+    known = {f"MAGNETAR_{name.upper()}" for name in Settings.model_fields}
+    assert {name for name in told if name.startswith("MAGNETAR_")} <= known | {"MAGNETAR_SECURE"}
+    ports = {6650, 8080, 6651, 8443}
+    assert {int(port) for port in dockerfile()["EXPOSE"].split()} == ports
+    defaults = Settings()
+    secure = SecurityFiles.of(Path("data")).settings
+    tls = {secure["port_tls"], secure["http_port_tls"]}
+    assert ports == {defaults.port, defaults.http_port, *tls}
+    assert json.loads(dockerfile()["HEALTHCHECK"].partition("CMD ")[2]) == ["magnetar", "health"]
+    assert json.loads(dockerfile()["CMD"]) == ["standalone"]
+
+
+def test_commands_of_the_readme_publish_the_ports_of_the_secure_image() -> None:
+    (section,) = re.findall(
+        r"^## Container\n(.+?)(?=^## )", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
+    )
+    runs = re.findall(r"^docker run .+?[^\\]$", section, re.M | re.S)
+    published = [re.findall(r"127\.0\.0\.1:(\d+):(\d+)", each) for each in runs]
+    assert [bool(" --insecure" in each) for each in runs] == [False, True]
+    assert published == [[("6651",) * 2, ("8443",) * 2], [("6650",) * 2, ("8080",) * 2]]
+    for each in runs:
+        assert {"--read-only", "--cap-drop=ALL", "magnetar:/data"} <= set(each.split())
+
+
 def test_pods_have_no_rights_and_write_nowhere() -> None:
     context, own = pod()["securityContext"], container()["securityContext"]
-    dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
-    assert f"--uid {context['runAsUser']} " in dockerfile
+    assert f"--uid {context['runAsUser']} " in (ROOT / "Dockerfile").read_text("utf-8")
     assert context["runAsNonRoot"] is True
     assert own["readOnlyRootFilesystem"] is True
     assert own["allowPrivilegeEscalation"] is False

@@ -83,6 +83,20 @@ def test_every_command_is_named() -> None:
     assert shown <= set(re.findall(r"`magnetar ([a-z]+)", README))
 
 
+def test_no_help_text_is_taken_for_markup() -> None:
+    # Rich takes a word in brackets for a style, and prints nothing of it.
+    pending: list[tuple[str, object]] = [("magnetar", commands())]
+    while pending:
+        name, command = pending.pop()
+        pending += [
+            (f"{name} {word}", each) for word, each in getattr(command, "commands", {}).items()
+        ]
+        texts = [getattr(command, "help", None)]
+        texts += [getattr(each, "help", None) for each in getattr(command, "params", [])]
+        for text in filter(None, texts):
+            assert not re.search(r"\[[a-z#/@][^\[]*\]", text), (name, text)
+
+
 @pytest.mark.parametrize("name", api.__all__)
 def test_every_name_of_the_client_is_on_its_page(name: str) -> None:
     page = (ROOT / "docs/client.md").read_text("utf-8")

@@ -162,7 +162,7 @@ def test_workflow_runs_the_targets_on_every_python_that_is_named() -> None:
     runs = {
         name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()
     }
-    assert runs == {"test": ["make test"], "whole": [".ci/run"]}
+    assert runs == {"test": ["make test"], "audit": ["make audit"], "whole": [".ci/run"]}
     for job in jobs.values():
         for step in job["steps"]:
             assert re.fullmatch(r"actions/[\w-]+@v\d+", step.get("uses", "actions/any@v1"))

@@ -1,5 +1,5 @@
-"""A broker that is alone starts without what is only for clusters, for offloading, or for
-authentication: imports are most of its start.
+"""A broker that is alone starts without what is only for clusters, for offloading, for
+authentication or for the commands that ask a broker: imports are most of its start.
 
 A process of its own starts one, as `magnetar standalone` does, and tells what it has loaded: when
 clients are served, and when the REST interface, which is imported after that, is there too.
@@ -60,12 +60,20 @@ WITH_REST: Final = (
 )
 """Modules of security that the REST interface loads too."""
 OF_REST: Final = (*WITH_REST, "aiohttp", "broker.admin.app")
+OF_OPERATORS: Final = (
+    "broker.cli.operator_commands",
+    "broker.cli.rest_commands",
+    "broker.cli.tokens",
+    "magnetar.cli.security_options",
+    "rich",
+)
 OF_SPARK: Final = ("magnetar.client", "magnetar.spark", "pandas", "pyarrow", "pyspark")
 
 SCRIPT: Final = """
 import asyncio, importlib, json, random, sys
-import broker.cli.commands
-from broker.cli import serving
+from broker.cli.commands import quick_imports
+with quick_imports():
+    from broker.cli import serving
 from broker.app.service import Broker
 from config.settings import load_settings
 from storage.clock import SystemClock
@@ -103,12 +111,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]
     return set(served), set(with_rest)
 
 
-@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_OFFLOADING, *OF_SECURITY, *OF_REST])
+@pytest.mark.parametrize(
+    "module", [*OF_CLUSTERS, *OF_OFFLOADING, *OF_OPERATORS, *OF_SECURITY, *OF_REST]
+)
 def test_clients_are_served_without(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[0]
 
 
-@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_SECURITY, *OF_SPARK])
+@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_OPERATORS, *OF_SECURITY, *OF_SPARK])
 def test_the_rest_interface_loads_no(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[1]
 
@@ -119,7 +129,7 @@ def test_a_module_that_is_loaded_is_seen(loaded: tuple[set[str], set[str]]) -> N
     assert {"broker.app.service", "storage.metadata.sqlite"} <= served
     assert set(OF_REST) <= with_rest
     root = Path(__file__).resolve().parents[2]
-    for module in (*OF_CLUSTERS, *OF_OFFLOADING, *OF_SECURITY, *OF_REST):
+    for module in (*OF_CLUSTERS, *OF_OFFLOADING, *OF_OPERATORS, *OF_SECURITY, *OF_REST):
         path = root / module.replace(".", "/")
         if path.parent != root:
             assert path.with_suffix(".py").is_file() or path.is_dir(), f"{module} is gone"

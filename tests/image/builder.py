@@ -3,14 +3,14 @@
 Rules: everything is kept under one directory of the project's build tree, buildah's storage too;
 of that a minimal Debian outlasts the tests, and nothing else.  The machine's own apt and pip
 configuration is copied into it, so that the build reaches the same registries.  The image is run as
-its configuration says (user, entry point, environment, volume, health check).
+its configuration says (user, entry point, environment, volume, health check), and as carefully as
+an operator may run it: on a read-only root, without capabilities.
 """
 
 import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,18 @@ STEP_TIMEOUT_S: Final = 900
 MACHINE_FILES: Final = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 MAY_MOUNT: Final = 1 << 21
 """CAP_SYS_ADMIN: a container without it has a root user who cannot build images."""
-ASKED: Final = "tmp/asked"
+ENTERING: Final = """
+set -e
+root=$1 volume=$2 uid=$3 gid=$4; shift 4
+mount --bind "$root" "$root"
+mount --bind "$volume" "$root/data"
+mount --rbind /proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount -o remount,bind,ro "$root"
+exec chroot "$root" /usr/bin/setpriv --reuid "$uid" --regid "$gid" --clear-groups \\
+  --bounding-set=-all --inh-caps=-all --no-new-privs -- /usr/bin/env -i "$@"
+"""
+"""A shell enters the container in a name space of mounts of its own, and becomes its process."""
 BUILDAH: Final = (
     "buildah",
     *("--root", str(WORK / "storage"), "--runroot", str(WORK / "run")),
@@ -108,7 +119,8 @@ def built_image() -> Iterator[None]:
 
 
 def clean_up() -> None:
-    """Remove everything from the storage but the base."""
+    """Remove everything from the storage but the base, and the volumes."""
+    shutil.rmtree(WORK / "volumes", ignore_errors=True)
     buildah("rm", "--all")
     names = "{{.ID}} {{.Name}}"
     images = [line.split() for line in buildah("images", "--format", names).splitlines()]
@@ -150,37 +162,46 @@ def build_image() -> None:
 
 
 class ImageContainer:
-    """A container of the image, run as its own configuration says."""
+    """A container of the image, run as its own configuration says, with variables beside."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._name = buildah("from", IMAGE).strip()
         inspected = json.loads(buildah("inspect", "--type", "container", self._name))
         self.config: dict[str, object] = inspected["Docker"]["config"]
-        self._environment = environment
+        own = dict(each.split("=", 1) for each in self.words("Env"))
+        self._environment = {**own, **environment}
         self._tree = Path(buildah("mount", self._name).strip())
-        self.uid = int(self.asked("id", "-u"))
+        passwd = (self._tree / "etc/passwd").read_text("utf-8").splitlines()
+        user = next(
+            line.split(":") for line in passwd if line.startswith(f"{self.config['User']}:")
+        )
+        self.uid, self.gid = int(user[2]), int(user[3])
+        self.volume = WORK / "volumes" / self._name
+        """The directory of the volume /data."""
+        shutil.rmtree(self.volume, ignore_errors=True)
+        shutil.copytree(self._tree / "data", self.volume)
+        kept = (self._tree / "data").stat()
+        os.chown(self.volume, kept.st_uid, kept.st_gid)
         self._process: subprocess.Popen[bytes] | None = None
 
     def asked(self, *arguments: str) -> str:
         """Run a command in the container, which must end with status 0; return what it prints."""
-        # By way of a file: on a busy machine buildah loses what is printed just before the end.
-        run(*self._command(("sh", "-c", f'"$@" > /{ASKED}', "sh", *arguments)))
-        return (self._tree / ASKED).read_text("utf-8")
+        return run(*self._command(arguments))
 
-    def _command(self, arguments: Sequence[str]) -> list[str]:
-        variables = [f"--env={name}={value}" for name, value in self._environment.items()]
-        return [
-            *(*BUILDAH, "run", "--isolation", "chroot"),
-            *(*variables, self._name, "--", *arguments),
-        ]
+    def _command(self, words: Sequence[str]) -> list[str]:
+        variables = [f"{name}={value}" for name, value in self._environment.items()]
+        place = [str(self._tree), str(self.volume), str(self.uid), str(self.gid)]
+        shell = ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTERING, "sh"]
+        return [*shell, *place, *variables, *words]
 
-    def start(self, log: Path) -> None:
-        """Start the entry point with the command of the image."""
-        words = [*self.words("Entrypoint"), *self.words("Cmd")]
+    def start(self, log: Path, *command: str) -> int:
+        """Start the entry point with a command; return the process's id."""
+        words = [*self.words("Entrypoint"), *command]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command(words), stdout=output, stderr=output, cwd=ROOT
             )
+        return self._process.pid
 
     def healthy(self) -> bool:
         """What the image's own health check says."""
@@ -192,42 +213,25 @@ class ImageContainer:
         return done.returncode == 0
 
     def terminate(self) -> int:
-        """SIGTERM to the broker inside; the exit status that buildah passes on."""
+        """SIGTERM to the broker inside; its exit status."""
         assert self._process is not None
-        for pid in self._broker_pids():
-            os.kill(pid, signal.SIGTERM)
+        self._process.terminate()
         return self._process.wait(timeout=60)
 
     def kill(self) -> None:
         """SIGKILL to the broker inside, if it runs."""
         if self._process is not None and self._process.poll() is None:
-            for pid in self._broker_pids():
-                os.kill(pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait(timeout=60)
 
     def close(self) -> None:
         """Stop whatever still runs and remove the container."""
         self.kill()
         buildah("rm", self._name)
+        shutil.rmtree(self.volume)
 
     def words(self, name: str) -> list[str]:
         """A list of the image's configuration."""
         value = self.config[name]
         assert isinstance(value, list)
         return [str(word) for word in value]
-
-    def _broker_pids(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                owner = entry.stat().st_uid
-            except OSError:
-                continue
-            # Not its parent of the same words, which only passes the exit status on.
-            broker = b"python" in words[0] and b"standalone" in words
-            if owner == self.uid and broker:
-                found.append(int(entry.name))
-        return found

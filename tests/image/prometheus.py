@@ -12,16 +12,19 @@ from tests.support.child_process import free_port
 
 
 class Prometheus:
-    """Scrapes `target` every second while the block lasts."""
+    """Scrapes `target` over TLS every second while the block lasts; it trusts `authority`."""
 
-    def __init__(self, work: Path, target: str) -> None:
+    def __init__(self, work: Path, target: str, authority: Path) -> None:
         self._work = work
         self._port = free_port()
         work.mkdir(parents=True, exist_ok=True)
         (work / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s}\n"
             "scrape_configs:\n"
-            f"  - {{job_name: magnetar, static_configs: [{{targets: ['{target}']}}]}}\n"
+            "  - job_name: magnetar\n"
+            "    scheme: https\n"
+            f"    tls_config: {{ca_file: '{authority}'}}\n"
+            f"    static_configs: [{{targets: ['{target}']}}]\n"
         )
 
     def __enter__(self) -> "Prometheus":

@@ -17,14 +17,21 @@ from tests.support.json_line_process import Facts
 TEST_TIMEOUT_S = 120
 """Of the test alone: Maven's first build, in a fixture, has a limit of its own."""
 
+BROKERS = {"broker", "restartable", "offloading"}
+"""Fixtures of brokers that are a cluster where `--cluster` says so."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if here not in item.path.parents:
-            continue
+    ours = [item for item in items if here in item.path.parents]
+    for item in ours:
         item.add_marker(pytest.mark.stock)
         item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S, func_only=True))
+    if config.getoption("--cluster", default=None):
+        # A test with a broker of its own, which is alone, would only be run again.
+        alone = [each for each in ours if not BROKERS & set(getattr(each, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=alone)
+        items[:] = [each for each in items if each not in alone]
 
 
 @pytest.fixture

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.java.stock_driver import CaseFailed
 from tests.support.json_line_process import Facts
 
 
@@ -37,3 +43,17 @@ def assert_every_transaction_whole(facts: Facts) -> None:
     assert facts["inputs_stored_twice"] == 0
     assert facts["inputs_twice"] == 0
     assert facts["stored_twice"] == []
+
+
+@contextmanager
+def peer_may_fail_a_commit(on_peer: bool) -> Iterator[None]:
+    """Allow that the peer fails a transaction's sends while the layout changes.
+
+    It does so in some runs: docs/differences.md, seal.
+    """
+    try:
+        yield
+    except CaseFailed as failure:
+        if on_peer and "TransactionHasOperationFailed" in str(failure):
+            pytest.xfail("the peer refused a send of the transaction while the layout changed")
+        raise

@@ -69,6 +69,14 @@ def stock_driver_process() -> Iterator[StockDriver]:
 
 
 @pytest.fixture(scope="session")
+def v4_driver_process(stock_driver_process: StockDriver) -> Iterator[StockDriver]:
+    """The driver with a v4 client's jars: cases of the v4 API and of the admin library."""
+    driver = StockDriver(v4=True)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="session")
 def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerUnderTest]:
     """A Magnetar that is alone, for all tests of a worker that leave it running."""
     yield from serving(MagnetarProcess(tmp_path_factory.mktemp("magnetar"), SETTINGS))

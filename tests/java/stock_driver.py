@@ -2,7 +2,7 @@
 
 Rules: Maven builds it into `tests/java/target`, and only when a source file changed; the process
 keeps its standard error in `target/driver.log`; every wait has a limit; a case that fails raises
-with the driver's own stack trace.
+with the driver's own stack trace.  Cases of the v4 API run in a process with a v4 client's jars.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from pathlib import Path
 from queue import Empty, Queue
 
 from tests.support.json_line_process import Facts, JsonLineProcess
-from tests.support.tools import built_once, digest_of, missing_java, run_build
+from tests.support.tools import built_once, copy_jars, digest_of, missing_java, run_build
 
 HERE = Path(__file__).resolve().parent
 TARGET = HERE / "target"
 JAR = TARGET / "stock-driver.jar"
+LIB = TARGET / "lib"
 STAMP = TARGET / "sources.sha256"
+V4_POM = HERE / "v4" / "pom.xml"
+V4_DIR = HERE.parents[1] / "build" / "stock-v4"
 CASE_TIMEOUT_S = 90
+REPORT_S = 10
+"""Seconds that a case has beyond its own deadline, to report how far it got."""
 
 
 class CaseFailed(AssertionError):
@@ -37,6 +42,14 @@ def build() -> None:
     sources = [HERE / "pom.xml", *sorted((HERE / "src").rglob("*.*"))]
     command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "clean", "package"]
     built_once(STAMP, digest_of(sources, HERE), lambda: run_build("the stock driver", command))
+
+
+def v4_jars() -> Path:
+    """Directory with the jars of the v4 client, which Maven fills unless they are there."""
+    lib = V4_DIR / "lib"
+    digest = digest_of([V4_POM], HERE)
+    built_once(V4_DIR / "lib.sha256", digest, lambda: copy_jars(V4_POM, lib))
+    return lib
 
 
 class StartedCase:
@@ -78,9 +91,9 @@ class StartedCase:
 
     def _next(self, timeout_s: float) -> Facts:
         try:
-            return self._lines.get(timeout=timeout_s)
+            return self._lines.get(timeout=timeout_s + REPORT_S)
         except Empty:
-            raise CaseFailed(f"the driver said nothing for {timeout_s} s") from None
+            raise CaseFailed(f"the driver said nothing for {timeout_s + REPORT_S} s") from None
 
 
 def _sentence(line: Facts) -> str:
@@ -88,23 +101,27 @@ def _sentence(line: Facts) -> str:
 
 
 class StockDriver:
-    """The running Java process."""
+    """The running Java process, with the v5 client's jars or those of `v4_jars`.
 
-    def __init__(self, *, heap: str = "512m") -> None:
+    With `optimized` it is compiled for speed, which takes a third more processor time in tests.
+    """
+
+    def __init__(self, *, heap: str = "512m", v4: bool = False, optimized: bool = False) -> None:
+        lib = v4_jars() if v4 else LIB
         command = [
             "java",
             f"-Xmx{heap}",
             "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=4",
+            f"-XX:TieredStopAtLevel={4 if optimized else 1}",
             "-Dio.netty.tryReflectionSetAccessible=true",
             *("--add-opens", "java.base/java.nio=ALL-UNNAMED"),
             *("--add-opens", "java.base/jdk.internal.misc=ALL-UNNAMED"),
-            *("-cp", os.pathsep.join([str(JAR), str(TARGET / "lib" / "*")])),
-            *("magnetar.stock.Driver", "--serve"),
+            *("-cp", os.pathsep.join([str(JAR), str(lib / "*")])),
+            *(f"magnetar.stock.{'V4Driver' if v4 else 'Driver'}", "--serve"),
         ]
         self._ids = itertools.count(1)
         self._queues: dict[int, Queue[Facts]] = {}
-        log = TARGET / "driver.log"
+        log = TARGET / ("driver-v4.log" if v4 else "driver.log")
         self._process = JsonLineProcess(
             "stock-driver", command, log, on_line=self._take, on_end=self._ended
         )

@@ -44,7 +44,7 @@ def assert_nothing_lost(facts: Facts, prefix: str) -> None:
     assert facts[f"{prefix}unexpected"] == 0
 
 
-@pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
+@pytest.mark.timeout(OUTAGE_TIMEOUT_S + 30, func_only=True)
 @pytest.mark.parametrize(("end", "deduplicate", "mode"), OUTAGES)
 def test_delivery_resumes_after_an_outage(
     restartable: BrokerUnderTest,
@@ -88,7 +88,7 @@ def test_delivery_resumes_after_an_outage(
         assert facts["stored_duplicates"] == 0, facts["stored_duplicate_examples"]
 
 
-@pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
+@pytest.mark.timeout(OUTAGE_TIMEOUT_S + 30, func_only=True)
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_acknowledged_messages_stay_acknowledged_after_an_outage(
     restartable: BrokerUnderTest, start_case: StartCase, report: Report, on_peer: bool, end: str

@@ -1,4 +1,4 @@
-"""The official client over TLS and mutual TLS: transactions, queue and stream, splits and merges.
+"""The official client where the broker requires a certificate, without authentication.
 
 It reads the plain address fields of layouts and coordinators alone, and speaks TLS there.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,24 +17,22 @@ from tests.support.authority import Authority, server_settings
 from tests.support.child_process import HOST, free_port
 from tests.support.json_line_process import Facts
 
+pytestmark = pytest.mark.long  # test_security.py has clients with and without a certificate
 RunCase = Callable[..., Facts]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(params=["ignored", "required"])
 def run_case(
     request: pytest.FixtureRequest,
-    authority: Authority,
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     stock_driver_process: StockDriver,
 ) -> Iterator[RunCase]:
-    """Runs a case over TLS; the parameter says whether the client must show a certificate."""
+    """Runs a case over TLS."""
     if request.config.getoption("--peer", default=None):
-        pytest.skip("these are about Magnetar's ports with TLS")
+        pytest.skip("the peer with TLS is that of test_security.py")
+    if request.config.getoption("--cluster", default=None):
+        pytest.skip("the broker of these tests is no cluster")
+    authority = Authority(tmp_path_factory.mktemp("authority"))
     port = free_port()
     settings = {
         **SETTINGS,
@@ -43,18 +40,18 @@ def run_case(
         **server_settings(authority.issue("broker", hosts=("localhost",))),
         "port_tls": port,
         "http_port_tls": free_port(),
-        "tls_client_certificates": request.param,
+        "tls_client_certificates": "required",
         "tls_trust_certs_file": authority.chain,
     }
-    process = MagnetarProcess(tmp_path, settings)
+    process = MagnetarProcess(tmp_path_factory.mktemp("magnetar"), settings)
     own = authority.issue("alice")
     shown = {"certificate": str(own.chain), "key": str(own.key)}
 
-    def run(case: str, **args: object) -> Facts:
+    def run(case: str, *, with_certificate: bool = True, **args: object) -> Facts:
         given = {
             "topic": f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}",
             "trust": str(authority.chain),
-            **(shown if request.param == "required" else {}),
+            **(shown if with_certificate else {}),
             **args,
         }
         url = f"pulsar+ssl://{HOST}:{port}"
@@ -64,23 +61,13 @@ def run_case(
         yield run
 
 
-def test_transaction_over_tls_spans_topics_and_segments(run_case: RunCase) -> None:
-    facts = run_case("txn_visibility", end="commit", batching=True, messages=20, segments=2)
-    assert facts["seen_while_open"] == [0, 0, 0, 0]
-    assert facts["state"] == "COMMITTED"
-    assert facts["seen"] == [20] * 4
-    assert facts["duplicates"] == [0, 0, 0, 0]
-
-
-def test_transaction_over_tls_survives_a_split(run_case: RunCase) -> None:
+def test_transaction_with_a_client_certificate_survives_a_split(run_case: RunCase) -> None:
     facts = run_case("txn_reshape", change="split", end="commit")
     assert facts["active_segments"] == 4
     assert facts["seen"] == [facts["inside_total"]] * 2
     assert facts["duplicates"] == [0, 0]
 
 
-@pytest.mark.parametrize("run_case", ["ignored"], indirect=True)
-def test_broker_of_an_unknown_authority_is_refused(run_case: RunCase, tmp_path: Path) -> None:
-    other = Authority(tmp_path / "other")
+def test_client_without_a_certificate_is_refused(run_case: RunCase) -> None:
     with pytest.raises(CaseFailed):
-        run_case("txn_visibility", end="commit", trust=str(other.chain), operationTimeoutS=2)
+        run_case("txn_visibility", with_certificate=False, end="commit", operationTimeoutS=1)

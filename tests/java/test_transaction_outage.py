@@ -23,7 +23,7 @@ OPERATION_TIMEOUT_S = 10
 found: each transaction that it begins there takes this long to fail."""
 
 
-@pytest.mark.timeout(OUTAGE_TIMEOUT_S, func_only=True)
+@pytest.mark.timeout(OUTAGE_TIMEOUT_S + 30, func_only=True)
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_transactions_stay_atomic_over_an_outage(
     restartable: BrokerUnderTest, start_case: StartCase, report: Report, on_peer: bool, end: str

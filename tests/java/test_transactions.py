@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import Report
 from tests.java.conftest import RunCase
-from tests.java.expectations import assert_every_transaction_whole
+from tests.java.expectations import assert_every_transaction_whole, peer_may_fail_a_commit
 
 ENDS = ("commit", "abort")
 OPERATIONS = (1, 100, pytest.param(10_000, marks=pytest.mark.long))
@@ -30,7 +30,8 @@ def test_transaction_spans_two_topics_and_many_segments(
 def test_transaction_survives_layout_changes(
     run_case: RunCase, on_peer: bool, change: str, active: int, end: str
 ) -> None:
-    facts = run_case("txn_reshape", change=change, end=end)
+    with peer_may_fail_a_commit(on_peer):
+        facts = run_case("txn_reshape", change=change, end=end)
     everything = facts["inside_total"] if end == "commit" else 0
     assert facts["seen_while_open"] == [0, 0]
     assert facts["active_segments"] == active
@@ -156,8 +157,12 @@ def test_two_hundred_transactions_at_once_complete(run_case: RunCase) -> None:
     assert_every_transaction_whole(facts)
 
 
-def test_a_v4_client_with_transactions_is_refused_at_once(run_case: RunCase, on_peer: bool) -> None:
-    refusal = run_case("txn_legacy")["refusal"]
-    assert isinstance(refusal, str)
-    if not on_peer:
-        assert "Transactions of v4 clients" in refusal
+@pytest.mark.long
+def test_inputs_acknowledged_after_their_transaction_timed_out_are_used_once(
+    run_case: RunCase,
+) -> None:
+    """The client refuses such an acknowledgement without a word, and keeps the message."""
+    facts = run_case("txn_late", inputs=20)
+    assert facts["failures"] >= 1
+    assert facts["inputs_given_back"] >= 1
+    assert_every_transaction_whole(facts)

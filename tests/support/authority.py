@@ -19,7 +19,10 @@ HOST = "127.0.0.1"
 class Authority:
     """Signs certificates; everything is in files of its directory, keys with mode 0600."""
 
-    def __init__(self, directory: Path, name: str = "authority") -> None:
+    def __init__(
+        self, directory: Path, name: str = "authority", *, valid_s: float = 2 * 24 * 3600
+    ) -> None:
+        """Make a key and a certificate; with a negative `valid_s` it has expired."""
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name_of(name)
@@ -29,7 +32,7 @@ class Authority:
             x509.CertificateBuilder(self._name, self._name, self._key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=2))
-            .not_valid_after(now + datetime.timedelta(days=2))
+            .not_valid_after(now + datetime.timedelta(seconds=valid_s))
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             # Authorities of the same name are told apart by it.
             .add_extension(

@@ -5,32 +5,60 @@ paused ones too.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.broker_process import BrokerFailed, BrokerProcess
 from tests.support.child_process import HOST
+from tests.support.security import Security
+from tests.support.stalling_relay import StallingRelay
 
 
 class BrokerCluster:
-    """`count` brokers in one directory.  `settings` name the stores."""
+    """`count` brokers in one directory.  `settings` name the stores.
 
-    def __init__(self, directory: Path, settings: Mapping[str, object], count: int) -> None:
+    `own_settings` gives further ones of a broker by its number, which replace those of all.
+    `process` is the class of the brokers' processes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, object],
+        count: int,
+        security: Security | None = None,
+        own_settings: Callable[[int], Mapping[str, object]] = lambda _: {},
+        process: type[BrokerProcess] = BrokerProcess,
+    ) -> None:
         self.metadata_store_url = str(settings["metadata_store_url"])
+        self.security = security
+        self.relays: Sequence[StallingRelay] = ()
+        """Before the metadata store, one for each broker, if a test has made them."""
         self.brokers = [
-            BrokerProcess(directory / f"broker-{number}", settings) for number in range(count)
+            process(
+                directory / f"broker-{number}",
+                {**settings, **own_settings(number)},
+                security=security,
+            )
+            for number in range(count)
         ]
 
     @property
     def url(self) -> str:
         """`pulsar://` and every broker: a client goes on to the next if one does not answer."""
-        return "pulsar://" + ",".join(f"{HOST}:{each.port}" for each in self.brokers)
+        scheme = "pulsar" if self.security is None else "pulsar+ssl"
+        return f"{scheme}://" + ",".join(f"{HOST}:{each.port}" for each in self.brokers)
 
     @property
     def admin_url(self) -> str:
         """REST of the first broker that runs."""
         running = [each for each in self.brokers if each.running] or self.brokers
-        return f"http://{HOST}:{running[0].http_port}"
+        return running[0].web_url
+
+    @property
+    def java_arguments(self) -> Mapping[str, str]:
+        """The arguments with which a case of the Java client connects, beside the URLs."""
+        return {} if self.security is None else self.security.java_arguments
 
     @property
     def pid(self) -> int:

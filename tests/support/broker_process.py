@@ -3,12 +3,14 @@
 Rules: the process listens on 127.0.0.1 only, on ports that stay the same over restarts; its data
 and its log are in the directory given; `start` returns when the banner says that it serves; what
 does not come up raises `BrokerFailed` with the end of the log; `running` leaves no process behind.
-It is the broker of this tree unless other `Code` is given.
+It is the broker of this tree unless other `Code` is given.  With `Security` its ports have TLS
+alone, and the requests made here are those of a superuser.
 """
 
 import json
 import os
 import re
+import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ import aiohttp
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.child_process import HOST, ChildFailed, ChildProcess, free_port
 from tests.support.raw_client import RawClient
+from tests.support.security import Security
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 READY: Final = "Magnetar is ready"
@@ -46,7 +49,7 @@ class BrokerProcess(ChildProcess):
     """A broker with its log in one directory.  `settings` are names and values of `Settings`.
 
     It is `magnetar broker` if they name a metadata store, else `magnetar standalone` with its data
-    in that directory.
+    in that directory.  Topics are not scaled by themselves unless the settings say so.
     """
 
     start_timeout_s = 30
@@ -56,13 +59,18 @@ class BrokerProcess(ChildProcess):
         directory: Path,
         settings: Mapping[str, object] | None = None,
         code: Code | None = None,
+        security: Security | None = None,
     ) -> None:
         super().__init__("broker", directory)
         self.data_dir = directory / "data"
         self.port = free_port()
         self.http_port = free_port()
-        self._settings = dict(settings or {})
+        self._settings = {"scalable_topic_auto_scale_enabled": False, **(settings or {})}
         self._code = code or Code()
+        self.security = security
+        if security is not None:
+            ports = {"port_tls": self.port, "http_port_tls": self.http_port}
+            self._settings = {**security.settings, **ports, **self._settings}
 
     # Life
 
@@ -70,7 +78,8 @@ class BrokerProcess(ChildProcess):
         return [
             *(str(self._code.python), "-m", self._code.main, *self._command()),
             *("--bind-host", HOST),
-            *("--port", str(self.port), "--http-port", str(self.http_port)),
+            *(() if self.security else ("--port", str(self.port))),
+            *(() if self.security else ("--http-port", str(self.http_port))),
         ]
 
     def environment(self) -> Mapping[str, str]:
@@ -108,9 +117,21 @@ class BrokerProcess(ChildProcess):
 
     # Talking to it
 
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context of its clients, None without TLS."""
+        return None if self.security is None else self.security.context
+
+    @property
+    def web_url(self) -> str:
+        """`http://host:port`, or with https."""
+        return f"http{'s' if self.security else ''}://{HOST}:{self.http_port}"
+
     async def connect(self, connect: pb.CommandConnect | None = None) -> RawClient:
         """A connection that has shaken hands."""
-        return await RawClient.open(HOST, self.port, connect)
+        if connect is None and self.security is not None:
+            connect = self.security.connect()
+        return await RawClient.open(HOST, self.port, connect, tls=self.tls)
 
     async def rest(
         self, method: str, path: str, *, body: object = None, **query: str | int
@@ -125,18 +146,23 @@ class BrokerProcess(ChildProcess):
     async def _request(
         self, method: str, path: str, body: object, query: Mapping[str, str | int]
     ) -> tuple[int, object]:
-        url = f"http://{HOST}:{self.http_port}{path}"
         async with (
-            aiohttp.ClientSession() as session,
-            session.request(method, url, params=query, json=body) as answer,
+            self._session() as session,
+            session.request(method, path, params=query, json=body, ssl=self.tls or True) as answer,
         ):
             text = await answer.text()
             return answer.status, _json_or(text)
 
+    def _session(self) -> aiohttp.ClientSession:
+        headers = {} if self.security is None else self.security.headers()
+        return aiohttp.ClientSession(self.web_url, headers=headers)
+
     async def metric(self, name: str) -> float:
         """The sum of a metric over all its labels."""
-        url = f"http://{HOST}:{self.http_port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        async with (
+            self._session() as session,
+            session.get("/metrics", ssl=self.tls or True) as answer,
+        ):
             lines = (await answer.text()).splitlines()
         return sum(float(line.split()[-1]) for line in lines if re.match(rf"{name}[{{ ]", line))
 
@@ -156,10 +182,12 @@ def _json_or(text: str) -> object:
 
 @asynccontextmanager
 async def running(
-    directory: Path, settings: Mapping[str, object] | None = None
+    directory: Path,
+    settings: Mapping[str, object] | None = None,
+    security: Security | None = None,
 ) -> AsyncIterator[BrokerProcess]:
     """A broker that serves, and whose process is gone afterwards, whatever happens."""
-    broker = BrokerProcess(directory, settings)
+    broker = BrokerProcess(directory, settings, security=security)
     try:
         await broker.start()
         yield broker

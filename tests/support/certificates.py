@@ -28,9 +28,14 @@ def make_authority(directory: Path) -> Certificate:
 def sign(
     authority: Certificate, directory: Path, common_name: str, address: str | None = None
 ) -> Certificate:
-    """A certificate, of an IP address if it is a server's; `directory` is made if it is missing."""
+    """Sign a certificate, for `localhost` at an IP address if it is a server's.
+
+    `directory` is made if it is missing.
+    """
     directory.mkdir(exist_ok=True)
-    names = [] if address is None else ["-addext", f"subjectAltName=IP:{address}"]
+    # Java clients that connect to an address check the name that it resolves to.
+    alternatives = f"subjectAltName=IP:{address},DNS:localhost"
+    names = [] if address is None else ["-addext", alternatives]
     by = ["-CA", str(authority.chain), "-CAkey", str(authority.key)]
     return _make(directory, common_name, *names, *by)
 

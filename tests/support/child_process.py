@@ -25,6 +25,8 @@ HOST: Final = "127.0.0.1"
 STOP_TIMEOUT_S: Final = 30
 POLL_S: Final = 0.01
 MOST_WORKERS: Final = 16
+BESIDE_VARIABLE: Final = "MAGNETAR_TEST_BESIDE"
+"""Set for tests that run beside others: their workers have the upper half of the ports."""
 LOG_TAIL: Final = 4000
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that the kernel gives to outgoing connections: a client that tries again and
@@ -40,10 +42,12 @@ def ports_of_this_worker() -> range:
     drawn and not bound yet, or whose broker is about to come back.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker:
+    beside = BESIDE_VARIABLE in os.environ
+    if not worker and not beside:
         return PORTS
-    count = len(PORTS) // MOST_WORKERS
-    first = PORTS.start + int(worker.removeprefix("gw")) % MOST_WORKERS * count
+    number = int(worker.removeprefix("gw") or 0) % MOST_WORKERS
+    count = len(PORTS) // (2 * MOST_WORKERS)
+    first = PORTS.start + (number + MOST_WORKERS * beside) * count
     return range(first, first + count)
 
 

@@ -21,8 +21,14 @@ async def running(directory: Path, **settings: object) -> AsyncIterator[Broker]:
 async def running_on(
     stores: Stores | None, directory: Path, **settings: object
 ) -> AsyncIterator[Broker]:
-    """On these stores, where there are some."""
-    given = {"data_dir": directory, "port": 0, "http_port": 0, "bind_host": "127.0.0.1"} | settings
+    """On these stores, where there are some.  Topics are not scaled by themselves."""
+    given = {
+        "data_dir": directory,
+        "port": 0,
+        "http_port": 0,
+        "bind_host": "127.0.0.1",
+        "scalable_topic_auto_scale_enabled": False,
+    } | settings
     broker = Broker(
         Settings(**given),  # type: ignore[arg-type]
         clock=SystemClock(),

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from grpc.aio import AioRpcError
+
 from storage.metadata.access import StoreAccess
 from storage.metadata.oxia import oxia_pb2 as pb
 from storage.metadata.oxia.connection import CallFailed, Connections
@@ -36,7 +38,7 @@ async def _is_emptied(address: str) -> bool:
     try:
         for shard in await _shards(connections, address):
             await _empty(connections, shard)
-    except CallFailed:
+    except (CallFailed, AioRpcError):
         return False
     finally:
         await connections.close()

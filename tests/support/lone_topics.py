@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from broker.policies.applied_policies import broker_policies
 from broker.topics.consumer import Consumer
 from broker.topics.context import TopicContext
 from broker.topics.producer_names import ProducerNames
@@ -40,6 +41,9 @@ class NoEvents:
         """See `TopicEvents`."""
 
     def subscription_rewound(self, topic: Topic, subscription: str) -> None:
+        """See `TopicEvents`."""
+
+    def unstamped_batch_found(self, topic: Topic) -> None:
         """See `TopicEvents`."""
 
     def topic_unloaded(self, topic: Topic) -> None:
@@ -83,6 +87,7 @@ async def lone_topics(directory: Path) -> AsyncIterator[LoneTopics]:
     await ledgers.start()
     factory = ManagedLedgerFactory(metadata, ledgers, clock)
     transactions = TransactionStore(metadata, counters)
+    policies = broker_policies(settings)
     context = TopicContext(
         clock=clock,
         random=random.Random(1),
@@ -92,7 +97,7 @@ async def lone_topics(directory: Path) -> AsyncIterator[LoneTopics]:
         transactions=TransactionParts(
             transactions, Decisions(transactions), counters, clock, "alone", eager_epochs=False
         ),
-        deduplicates=lambda _: False,
+        policies=lambda _: policies,
     )
     try:
         yield LoneTopics(context, factory)

@@ -5,7 +5,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.support.child_process import HOST
 CLIENT_ID: Final = "orders"
 SECRET: Final = "marked+s3cret/of the client"
 DISCOVERY: Final = "/realm/.well-known/openid-configuration"
+KEYS: Final = "/keys"
 
 
 class Issuer(ThreadingHTTPServer):
@@ -42,6 +43,9 @@ class Issuer(ThreadingHTTPServer):
         self.methods: list[str] | None = ["client_secret_post", "client_secret_basic"]
         self.secret = SECRET
         self.lifetime_s: object = 3600
+        self.make_token: Callable[[], str] = lambda: f"token-{self.issued}"
+        self.key_set: object = {"keys": []}
+        """By which those who get the tokens verify them."""
         self.forms: list[dict[str, str]] = []
         """The forms that were sent for tokens."""
         self.headers: list[Mapping[str, str]] = []
@@ -68,9 +72,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: Issuer
 
     def do_GET(self) -> None:
+        if self.path == KEYS:
+            self._send(200, json.dumps(self.server.key_set).encode())
+            return
         self.server.discoveries += 1
         document: dict[str, object] = {"issuer": self.server.url}
         document["token_endpoint"] = self.server.token_endpoint
+        document["jwks_uri"] = f"{self.server.origin}{KEYS}"
         if self.server.methods is not None:
             document["token_endpoint_auth_methods_supported"] = self.server.methods
         self._send(200 if self.path == DISCOVERY else 404, json.dumps(document).encode())
@@ -91,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             refusal = {"error": "invalid_client", "error_description": "no such client"}
             self._send(401, json.dumps(refusal).encode())
             return
-        answer = {"access_token": f"token-{self.server.issued}", "token_type": "Bearer"}
+        answer = {"access_token": self.server.make_token(), "token_type": "Bearer"}
         if self.server.lifetime_s is not None:
             answer["expires_in"] = self.server.lifetime_s  # type: ignore[assignment]
         self._send(200, json.dumps(answer).encode())

@@ -75,9 +75,15 @@ class RawClient(asyncio.Protocol):
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
+        local: str | None = None,
+        first_id: int = 1,
     ) -> "RawClient":
-        """Connect and shake hands; fields set in `connect` replace those of an M1 client."""
-        client = await cls.open_socket(host, port, timeout_s=timeout_s, tls=tls)
+        """Connect and shake hands; fields set in `connect` replace those of an M1 client.
+
+        Requests are counted from `first_id` on.
+        """
+        client = await cls.open_socket(host, port, timeout_s=timeout_s, tls=tls, local=local)
+        client.count_from(first_id)
         command = pb.CommandConnect(client_version="Pulsar-Java-v5.0.0-M1", protocol_version=21)
         if connect is not None:
             command.MergeFrom(connect)
@@ -94,11 +100,22 @@ class RawClient(asyncio.Protocol):
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
+        local: str | None = None,
     ) -> "RawClient":
-        """Connect, over TLS if there is a context, and send nothing."""
+        """Connect, over TLS if there is a context, and send nothing; `local` is our address."""
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(lambda: cls(timeout_s), host, port, ssl=tls)
+        _, client = await loop.create_connection(
+            lambda: cls(timeout_s),
+            host,
+            port,
+            ssl=tls,
+            local_addr=None if local is None else (local, 0),
+        )
         return client
+
+    def count_from(self, first_id: int) -> None:
+        """Have `next_id` begin there."""
+        self._last_id = first_id - 1
 
     def next_id(self) -> int:
         """A number not used before on this connection."""
@@ -180,9 +197,12 @@ class RawClient(asyncio.Protocol):
             consumer.flow(permits)
         return consumer
 
-    async def lookup(self, topic: str) -> pb.CommandLookupTopicResponse:
-        """LOOKUP and its answer."""
-        answer = await self.request(Kind.LOOKUP, pb.CommandLookupTopic(topic=topic))
+    async def lookup(
+        self, topic: str, *, authoritative: bool = False
+    ) -> pb.CommandLookupTopicResponse:
+        """LOOKUP and its answer; `authoritative` as in the redirect, if there was one."""
+        command = pb.CommandLookupTopic(topic=topic, authoritative=authoritative)
+        answer = await self.request(Kind.LOOKUP, command)
         return answer.lookup_response
 
     async def watch_dag(

@@ -1,5 +1,8 @@
 """The parts of each run of the tests: which commands, in which order, with how many workers.
 
+Parts on servers wait a lot: they leave a third of the processors' time.  Tests that only compute
+use it, in a part that runs beside the others.  Before that the image does, beside the builds.
+
 Workers are processes of pytest-xdist.  Each has its own brokers and servers, so what tests share
 is shared within a worker.  A worker with no tests left takes tests that another one has not begun.
 """
@@ -7,7 +10,7 @@ is shared within a worker.  A worker with no tests left takes tests that another
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -15,12 +18,34 @@ from typing import Final
 from tests.java.clusters import OXIA_GIVEN
 from tests.support.effort import SEED_VARIABLE, VARIABLE, Effort
 
+SECURE_VARIABLE: Final = "MAGNETAR_TEST_SECURE"
+"""Set where the brokers of faults and take-overs have everything on."""
 RUNS: Final = ("check", "quick", "all", "nightly")
 BIN: Final = Path(sys.executable).parent
 WORKERS_VARIABLE: Final = "MAGNETAR_TEST_WORKERS"
 """How many workers there are where there are several."""
 SPARK: Final = ("tests/pipeline", "tests/unit/magnetar/spark")
 """What needs Spark's packages."""
+COMPUTING: Final = (
+    "tests/fuzz/test_mutated_tokens.py",
+    "tests/model",
+    "tests/simulation",
+    "tests/unit/magnetar/spark/test_sink_schedules.py",
+    "tests/unit/magnetar/spark/test_state_schedules.py",
+    "tests/unit/storage/ledger/bookkeeper/test_simulation.py",
+    "tests/unit/txn/test_transaction_group_schedules.py",
+    "tests/unit/txn/test_transaction_key_schedules.py",
+)
+"""Tests that take long, need neither servers nor clients, and have no clock but the processor's."""
+COMPUTING_TIMEOUT_S: Final = 1800
+"""Of such a test, where no mark says another: it may get no processor for minutes."""
+WITH_CLUSTER_TESTS: Final = (
+    "tests/cluster",
+    "tests/contract",
+    "tests/servers",
+    "tests/pipeline/kill/test_several_brokers.py",
+)
+"""Where tests marked `cluster` are: a worker takes 15 s to collect all tests, and 2 s for these."""
 WITHOUT_SPARK: Final = (
     "--ignore-missing-imports",
     "--allow-subclassing-any",
@@ -31,6 +56,9 @@ WITHOUT_SPARK: Final = (
 ON_SERVERS: Final = 2
 """Workers where each has servers of its own, some ten processes: with three, two processors were so
 busy that sessions ended and clients gave up."""
+ANY_STORE: Final = ("test_messages", "test_producers", "test_queue", "test_schemas")
+"""Java tests in which a broker does the same whatever its stores: on a cluster they run once, on
+ZooKeeper."""
 SIMULATED_MINUTES: Final = 120
 SEARCHED_MINUTES: Final = 5
 DRAWN: Final = (
@@ -68,6 +96,10 @@ class Part:
 
     name: str
     commands: Sequence[Command]
+    beside: bool = False
+    """Whether it runs beside the others, which go on."""
+    leftover: bool = False
+    """Whether it has the lowest priority then."""
 
 
 def tool_command(name: str, *words: str) -> Command:
@@ -119,22 +151,47 @@ def builds_part() -> Part:
     return Part("builds", [module_command("tests.support.builds")])
 
 
-def broker_and_client_part(effort: Effort, marks: str) -> Part:
-    """All tests that need neither Spark, a cluster nor the image."""
-    without = [f"--ignore={place}" for place in (*SPARK, "tests/image")]
+def broker_and_client_part(effort: Effort, marks: str, *, elsewhere: Sequence[str] = ()) -> Part:
+    """All tests that need neither Spark, a cluster nor the image, but for those elsewhere."""
+    without = [f"--ignore={place}" for place in (*SPARK, "tests/image", *elsewhere)]
     command = pytest_command(effort, *without, marks=f"not cluster and {marks}", workers=4)
     return Part("broker and client", [command])
+
+
+def computing_part(effort: Effort, marks: str) -> Part:
+    """The tests that only compute.  Before them the files of all tests are compiled."""
+    compiled = module_command("tests.support.compiled_tests")
+    limit = f"--timeout={COMPUTING_TIMEOUT_S}"
+    tests = pytest_command(
+        effort, *COMPUTING, limit, marks=f"not cluster and {marks}", workers=ON_SERVERS
+    )
+    return Part("models and simulations", [compiled, tests], beside=True, leftover=True)
+
+
+def secured_faults_command(faults: str) -> Command:
+    """Each fault and take-over once, on brokers that have everything on."""
+    take_overs = "tests/cluster/test_take_over.py"
+    command = pytest_command(Effort.WHOLE, faults, take_overs, marks="cluster", workers=1)
+    return replace(command, settings={**command.settings, SECURE_VARIABLE: "1"})
 
 
 def java_client_part(effort: Effort, marks: str) -> Part:
     """The cases of the official Java client on each kind of cluster."""
     workers = {"oxia": ON_SERVERS, "zookeeper": ON_SERVERS}
+    without = {"oxia": [f"--ignore=tests/java/{name}.py" for name in ANY_STORE]}
     if OXIA_GIVEN in os.environ:
         workers["oxia-several"] = 1
     return Part(
         "Java client on clusters",
         [
-            pytest_command(effort, "tests/java", f"--cluster={kind}", marks=marks, workers=count)
+            pytest_command(
+                effort,
+                "tests/java",
+                *without.get(kind, ()),
+                f"--cluster={kind}",
+                marks=marks,
+                workers=count,
+            )
             for kind, count in workers.items()
         ],
     )
@@ -145,17 +202,25 @@ def whole_parts() -> list[Part]:
     effort, marks = Effort.WHOLE, "not nightly"
     # Tests delete all records of the given Oxia server, so only one worker may use it.
     on_servers = 1 if OXIA_GIVEN in os.environ else ON_SERVERS
-    spark = pytest_command(effort, *SPARK, marks=f"not cluster and {marks}", workers=2)
-    cluster = pytest_command(effort, marks=f"cluster and {marks}", workers=on_servers)
+    without_computing = [f"--ignore={place}" for place in COMPUTING]
+    spark = pytest_command(
+        effort, *SPARK, *without_computing, marks=f"not cluster and {marks}", workers=2
+    )
+    cluster = pytest_command(
+        effort, *WITH_CLUSTER_TESTS, marks=f"cluster and {marks}", workers=on_servers
+    )
     image = pytest_command(effort, "tests/image", marks=marks, workers=1)
     return [
         builds_part(),
         check_part(),
-        broker_and_client_part(effort, marks),
+        # These three leave time, and the last part leaves none.
         Part("Spark", [spark]),
         Part("cluster", [cluster]),
         java_client_part(Effort.QUICK, "not long and not nightly"),
-        Part("image", [image]),
+        broker_and_client_part(effort, marks, elsewhere=COMPUTING),
+        # Beside those, from the first on.
+        Part("image", [image], beside=True),
+        computing_part(effort, marks),
     ]
 
 
@@ -166,6 +231,7 @@ def nightly_parts(seed: int) -> list[Part]:
     matrix = ("tests/pipeline/kill", "tests/pipeline/test_harness.py")
     compaction = ("tests/pipeline/test_jobs.py", "-k=a_dict_keeps")
     faults = "tests/cluster/test_faults.py"
+    scaled = "tests/cluster/test_scaled_topics.py"
     histories = "tests/cluster/histories"
     return [
         builds_part(),
@@ -178,7 +244,11 @@ def nightly_parts(seed: int) -> list[Part]:
         ),
         Part(
             "schedules",
-            [pytest_command(effort, "--ignore=tests/pipeline", marks="nightly", workers=2)],
+            [
+                pytest_command(
+                    effort, "--ignore=tests/pipeline", marks="nightly and not cluster", workers=2
+                )
+            ],
         ),
         Part(
             "kill matrix of Spark",
@@ -188,7 +258,14 @@ def nightly_parts(seed: int) -> list[Part]:
             "kills and hostile frames",
             [pytest_command(effort, *DRAWN, marks="not nightly", workers=2, seed=seed)],
         ),
-        Part("faults of a cluster", [pytest_command(effort, faults, marks="cluster", workers=1)]),
+        Part(
+            "faults of a cluster",
+            [
+                pytest_command(effort, faults, marks="cluster", workers=1),
+                pytest_command(effort, scaled, marks="cluster", workers=1, seed=seed),
+            ],
+        ),
+        Part("faults of a secured cluster", [secured_faults_command(faults)]),
         Part(
             "histories of a cluster",
             [pytest_command(effort, histories, marks="cluster", workers=1, seed=seed)],

@@ -1,13 +1,15 @@
 """The runs of the tests: their parts, what becomes of a part, and the times that they show."""
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.__main__ import End, chosen, run
+from tests.__main__ import ON_LEFTOVER_TIME, ROOT, End, chosen, run, run_all
 from tests.support.effort import SEED_VARIABLE, VARIABLE, by_effort, draw_seed
-from tests.support.run_parts import RUNS, Command, Part, parts_of
+from tests.support.run_parts import RUNS, WITH_CLUSTER_TESTS, Command, Part, parts_of
 from tests.support.run_times import (
     TestTime,
     UnreadableTimes,
@@ -95,11 +97,107 @@ finally:
     assert mark.exists()
 
 
+def test_a_part_beside_the_others_runs_meanwhile_and_is_shown_at_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the two waits for the other."""
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    def meeting(own: Path, other: Path) -> Command:
+        return python(f"""
+import pathlib, time
+pathlib.Path({str(own)!r}).touch()
+while not pathlib.Path({str(other)!r}).exists():
+    time.sleep(0.01)
+print("they met")
+""")
+
+    parts = [Part("beside", [meeting(one, two)], beside=True), Part("front", [meeting(two, one)])]
+    outcomes = run_all(parts, on_leftover_time=())
+    assert [(each.name, each.end) for each in outcomes] == [
+        ("front", End.PASSED),
+        ("beside", End.PASSED),
+    ]
+    shown = capfd.readouterr().out
+    assert shown.index("part 1 of 1: front") < shown.index("beside the other parts: beside =====")
+    assert shown.count("they met") == 2
+
+
+def test_each_part_has_the_processor_time_of_its_own_commands() -> None:
+    script = "import time\nwhile time.process_time() < 0.3: pass"
+    parts = [Part("beside", [python(script)], beside=True, leftover=True)]
+    parts += [Part("front", [python("pass")])]
+    front, beside = run_all(parts, on_leftover_time=())
+    assert beside.end is End.PASSED
+    assert beside.processor_s >= 0.3
+    assert front.processor_s < 0.3
+
+
+def test_a_program_on_leftover_time_has_the_lowest_priority() -> None:
+    line = [*ON_LEFTOVER_TIME, sys.executable, "-c", "import os; raise SystemExit(os.nice(0))"]
+    ended = subprocess.run(line, cwd=ROOT, check=False, start_new_session=True)
+    assert ended.returncode == 19
+
+
+def test_a_part_beside_ends_when_the_run_is_interrupted(tmp_path: Path) -> None:
+    begun, mark = tmp_path / "begun", tmp_path / "mark"
+    cleaning = f"""
+import pathlib, time
+try:
+    pathlib.Path({str(begun)!r}).touch()
+    time.sleep(60)
+finally:
+    pathlib.Path({str(mark)!r}).touch()
+"""
+    interrupting = f"""
+import os, pathlib, signal, time
+while not pathlib.Path({str(begun)!r}).exists():
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+    never = python(f"open({str(tmp_path / 'never')!r}, 'w').close()")
+    parts = [Part("beside", [python(cleaning), never], beside=True)]
+    parts += [Part("front", [python(interrupting)]), Part("next", [never])]
+    outcomes = run_all(parts, on_leftover_time=())
+    assert [(each.name, each.end) for each in outcomes] == [
+        ("front", End.INTERRUPTED),
+        ("beside", End.INTERRUPTED),
+    ]
+    assert mark.exists()
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_part_beside_that_cannot_be_run_fails_the_run(tmp_path: Path) -> None:
+    parts = [Part("beside", [Command([str(tmp_path / "no such program")])], beside=True)]
+    with pytest.raises(FileNotFoundError, match="no such program"):
+        run_all([*parts, Part("front", [python("pass")])])
+
+
+def test_a_part_beside_that_is_chosen_alone_runs_in_front(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (outcome,) = run_all([Part("beside", [python("print('here')")], beside=True)])
+    assert outcome.end is End.PASSED
+    assert capfd.readouterr().out.splitlines()[-1] == "here"
+
+
 def test_a_part_that_no_run_has_is_refused() -> None:
     parts = parts_of("all", seed=1)
     assert [part.name for part in chosen(parts, ["cluster"])] == ["cluster"]
     with pytest.raises(ValueError, match="there is no part clusters: give one of builds, check"):
         chosen(parts, ["cluster", "clusters"])
+
+
+def test_all_tests_marked_cluster_are_where_the_part_looks_for_them() -> None:
+    marked = [
+        file.relative_to(ROOT)
+        for file in (ROOT / "tests").rglob("*.py")
+        if re.search(r"mark\.cluster\b", file.read_text("utf-8"))
+    ]
+    assert len(marked) > 10
+    places = [Path(place) for place in WITH_CLUSTER_TESTS]
+    assert [file for file in marked if not any(file.is_relative_to(each) for each in places)] == []
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,16 +1,21 @@
 """A TCP proxy that can hold back answers, so that what was done stays unheard."""
 
 import asyncio
+import ssl
 from contextlib import suppress
 
 from tests.support.child_process import HOST
 
 
 class HalfProxy:
-    """Forwards to one server.  `mute` holds answers back; `cut` breaks all connections."""
+    """Forwards to one server.  `mute` holds answers back; `cut` breaks all connections.
 
-    def __init__(self, target: str) -> None:
+    With a TLS context clients speak TLS, and the server does not.
+    """
+
+    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
         self._target = target
+        self._tls = tls
         self._answers = asyncio.Event()
         self._answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -19,7 +24,7 @@ class HalfProxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        self._server = await asyncio.start_server(self._serve, HOST, 0, ssl=self._tls)
         self.address = "{}:{}".format(*self._server.sockets[0].getsockname()[:2])
 
     def mute(self) -> None:

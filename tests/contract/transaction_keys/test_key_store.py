@@ -39,12 +39,14 @@ def holding(epoch: int = 0) -> KeyRecord:
     return raise_epoch(new_key_record(1), epoch - 1, "me", 2)
 
 
-async def names_in_pages(keys: TransactionKeyStore, limit: int) -> list[KeyName]:
-    """Every key, by asking for one page after the other."""
+async def names_in_pages(
+    keys: TransactionKeyStore, limit: int, owner: str | None = None
+) -> list[KeyName]:
+    """Every key, or every one of an owner, by asking for one page after the other."""
     found: list[KeyName] = []
     after = ""
     while True:
-        page, after = await keys.page(after, limit)
+        page, after = await keys.page(after, limit, owner=owner)
         assert len(page) <= limit
         found += [each.name for each in page]
         if not after:
@@ -177,6 +179,13 @@ async def test_keys_are_listed_in_pages_by_coordinator(
         assert found == sorted(found, key=key_records.encoded_name)
         assert len(found) == len(names)
     assert set(found) == set(names)
+    for owner in ("", "bo", "bob", "bob&a", "bobs"):
+        of_owner = [name for name in found if name.owner == owner]
+        for limit in (1, 3, len(names)):
+            assert await names_in_pages(keys, limit, owner) == of_owner
+        for after in (key_records.encoded_name(name) for name in names if name.owner != owner):
+            page, _ = await keys.page(after, len(names), owner=owner)
+            assert {each.name for each in page} <= set(of_owner), "another owner's place"
     assert await names_in_pages(others[0], 3) == [KeyName("", "of 0")]
     assert await TransactionKeyStore(store, CoordinatorId(5)).page("", 3) == ([], "")
 

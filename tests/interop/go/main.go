@@ -71,6 +71,7 @@ func main() {
 		{"reader of partitions", p.readsPartitions},
 		{"batches, compressed", p.sendsBatches},
 		{"dead letters", p.refusesTooOften},
+		{"transactions", p.commitsAndAborts},
 		{"pattern", p.followsPattern},
 		{"statistics", p.asksForStatistics},
 		{"subscription", p.makesSubscription},
@@ -343,6 +344,75 @@ func (p program) refusesTooOften() error {
 		return err
 	}
 	return errors.Join(expect("dead letter", string(received.Payload()), "7"), dead.Ack(received))
+}
+
+// commitsAndAborts acknowledges a message and sends one in each of two transactions, of which it
+// aborts the first: then the message comes again, and what was sent is never seen.
+func (p program) commitsAndAborts() error {
+	client, err := pulsar.NewClient(pulsar.ClientOptions{
+		URL: os.Args[1], OperationTimeout: 10 * time.Second, EnableTransaction: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := inTime()
+	defer cancel()
+	subscribe := func(topic string) (pulsar.Consumer, error) {
+		return client.Subscribe(pulsar.ConsumerOptions{
+			Topic: p.topic(topic), SubscriptionName: "first", Type: pulsar.Shared,
+			SubscriptionInitialPosition: pulsar.SubscriptionPositionEarliest,
+		})
+	}
+	producers := map[string]pulsar.Producer{}
+	consumers := map[string]pulsar.Consumer{}
+	for _, topic := range []string{"txn-in", "txn-out"} {
+		producer, err := client.CreateProducer(pulsar.ProducerOptions{Topic: p.topic(topic)})
+		if err != nil {
+			return err
+		}
+		defer producer.Close()
+		consumer, err := subscribe(topic)
+		if err != nil {
+			return err
+		}
+		defer consumer.Close()
+		producers[topic], consumers[topic] = producer, consumer
+	}
+	if _, err := producers["txn-in"].Send(ctx, plain(1)); err != nil {
+		return err
+	}
+	for number, commit := range []bool{false, true} {
+		received, err := consumers["txn-in"].Receive(ctx)
+		if err != nil {
+			return err
+		}
+		txn, err := client.NewTransaction(time.Minute)
+		if err != nil {
+			return err
+		}
+		message := plain(number)
+		message.Transaction = txn
+		if _, err := producers["txn-out"].Send(ctx, message); err != nil {
+			return err
+		}
+		if err := consumers["txn-in"].AckWithTxn(received, txn); err != nil {
+			return err
+		}
+		end := txn.Abort
+		if commit {
+			end = txn.Commit
+		}
+		if err := end(ctx); err != nil {
+			return err
+		}
+	}
+	received, err := consumers["txn-out"].Receive(ctx)
+	if err != nil {
+		return err
+	}
+	number, err := numberOf(received)
+	return errors.Join(err, expect("the message of the commit", number, 1))
 }
 
 func (p program) followsPattern() error {

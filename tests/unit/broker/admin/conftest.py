@@ -10,7 +10,7 @@ import pytest
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
 from tests.support.embedded_broker import running
-from tests.support.roles import token_of
+from tests.support.roles import bearer, token_of
 
 
 class Rest:
@@ -26,7 +26,7 @@ class Rest:
 
     async def call(self, method: str, path: str, body: object = None) -> tuple[int, object]:
         json = {} if body is None else {"json": body}
-        headers = {} if self.role is None else {"Authorization": f"Bearer {token_of(self.role)}"}
+        headers = {} if self.role is None else bearer(token_of(self.role))
         async with self._session.request(
             method,
             self.base + path,

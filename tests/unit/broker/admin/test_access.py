@@ -9,6 +9,8 @@ from structlog.testing import capture_logs
 
 from broker.admin.access import require_rules, routes_of, rules
 from broker.admin.app import build_app
+from broker.topics.registry import TopicRegistry
+from config.bounds import GRANTS_OF_REQUEST
 from scripts.print_access_rules import filled
 from security.access import Need
 from tests.support.embedded_broker import running
@@ -47,7 +49,8 @@ def test_an_application_with_a_route_without_a_rule_is_refused() -> None:
 
 def test_only_these_paths_are_served_without_credentials() -> None:
     open_to_all = {route for route, need in rules().items() if need is Need.NOTHING}
-    assert open_to_all == {("GET", "/metrics"), ("GET", "/admin/v2/brokers/ready")}
+    paths = ("/metrics", "/status.html", "/admin/v2/brokers/ready")
+    assert open_to_all == {("GET", path) for path in paths}
 
 
 async def test_grants_on_a_namespace_are_replaced_listed_and_revoked(rest: Rest) -> None:
@@ -181,6 +184,7 @@ async def test_without_credentials_only_the_open_paths_answer(secured: Rest) -> 
     secured.role = None
     for path, status in (
         ("/metrics", 200),
+        ("/status.html", 200),
         ("/admin/v2/brokers/ready", 200),
         ("/admin/v2", 401),
         (TOPIC + "/stats", 401),
@@ -214,6 +218,21 @@ async def test_grants_on_topics_in_a_body_are_for_admins_of_their_tenant(secured
     await secured.refused(403, "POST", path, foreign)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "step"),
+    [
+        ("GET", "/admin/v2/brokers/health", "superuser_roles"),
+        ("DELETE", TOPIC, "adminRoles"),
+        ("GET", f"{TOPIC}/stats", "Ask an administrator for a grant"),
+    ],
+)
+async def test_a_refusal_says_who_gives_the_right(
+    secured: Rest, method: str, path: str, step: str
+) -> None:
+    secured.role = "stranger"
+    assert step in str(await secured.refused(403, method, path))
+
+
 async def test_denials_and_changes_are_audited(secured: Rest) -> None:
     with capture_logs() as logs:
         await secured.done("PUT", TOPIC + "2")
@@ -224,8 +243,38 @@ async def test_denials_and_changes_are_audited(secured: Rest) -> None:
         for event in ("changed_by_request", "access_denied")
     )
     assert (changed["role"], changed["allowed"]) == ("root", True)
+    assert changed["outcome"] == 204
     assert (denied["role"], denied["allowed"]) == ("stranger", False)
     assert denied["operation"] == f"DELETE {TOPIC}"
+
+
+async def test_audit_has_the_outcome_of_a_change(secured: Rest) -> None:
+    grant = [{"topic": "persistent://public/default/x", "role": "b", "actions": ["produce"]}]
+    missing = "/admin/v2/persistent/public/default/not-there"
+    with capture_logs() as logs:
+        await secured.refused(404, "DELETE", missing)
+        await secured.done("POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grant)
+        secured.role = "stranger"
+        await secured.refused(403, "POST", "/admin/v2/namespaces/grantPermissionsOnTopics", grant)
+    changes = [each for each in logs if each["event"] == "changed_by_request"]
+    assert [each["role"] for each in changes] == ["root", "root"]
+    failed, granted = changes
+    assert failed["operation"] == f"DELETE {missing}"
+    assert (failed["outcome"], granted["outcome"]) == (404, 204)
+    assert "to be an admin of the tenant public" in granted["access"]
+
+
+async def test_audit_logs_no_answer_for_a_client_that_is_gone(
+    secured: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find_it_gone(*_: object, **options: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(TopicRegistry, "delete", find_it_gone)
+    with capture_logs() as logs:
+        await secured.call("DELETE", TOPIC)
+    (change,) = [each for each in logs if each["event"] == "changed_by_request"]
+    assert change["outcome"] == "no answer"
 
 
 async def test_a_dry_run_serves_nobody_without_credentials(tmp_path: Path) -> None:
@@ -259,6 +308,40 @@ async def test_what_is_of_the_system_is_for_superusers(secured: Rest, path: str)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 async def test_the_path_of_a_namespace_is_no_tenant(rest: Rest, method: str) -> None:
     await rest.refused(412, method, "/admin/v2/tenants/public%2Fdefault", {})
+
+
+@pytest.mark.parametrize(
+    ("access", "statuses"),
+    [
+        ("anybody", (200, 200, 200)),
+        ("any-role", (401, 200, 200)),
+        ("superuser", (401, 403, 200)),
+    ],
+)
+async def test_metrics_are_for_those_of_the_setting(
+    tmp_path: Path, access: str, statuses: tuple[int, ...]
+) -> None:
+    settings = {**TOKENS, "authorization": "on", "superuser_roles": ("root",)}
+    async with asking(tmp_path, **settings, metrics_access=access) as rest:
+        for rest.role, status in zip((None, "other", "root"), statuses, strict=True):
+            for method in ("GET", "HEAD"):
+                assert (await rest.call(method, "/metrics"))[0] == status, rest.role
+
+
+async def test_the_path_of_a_namespace_is_decided_on_for_nobody(secured: Rest) -> None:
+    """Its record is not read as that of a tenant, whatever members it has."""
+    secured.role = "other"
+    for path in ("tenants/acme%2Forders", "namespaces/acme%2Forders"):
+        await secured.refused(412, "GET", f"/admin/v2/{path}")
+
+
+@pytest.mark.parametrize("path", ["grantPermissionsOnTopics", "revokePermissionsOnTopics"])
+async def test_a_body_with_too_many_names_is_refused_before_they_are_read(
+    rest: Rest, path: str
+) -> None:
+    grants = [{"topic": "no/name", "role": "r", "actions": ["produce"]}] * (GRANTS_OF_REQUEST + 1)
+    reason = await rest.refused(400, "POST", f"/admin/v2/namespaces/{path}", grants)
+    assert "split it" in reason
 
 
 async def test_a_page_of_another_site_opens_no_connection(rest: Rest) -> None:

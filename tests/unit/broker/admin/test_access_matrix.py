@@ -1,35 +1,42 @@
 """Every cell of docs/access.md, asked of a live broker, over REST and by commands."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final, NamedTuple
 
+import aiohttp
 import pytest
 from google.protobuf.message import Message
 
 from broker.admin.access import question_of, rules
+from broker.admin.authentication import ORIGINAL_PRINCIPAL
+from broker.app.service import Broker
 from broker.wire.handlers.access import RULES
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import FIELD_OF_TYPE
+from magnetar.protocol.frames import Frame, FrameDecoder, encode_command
 from magnetar.protocol.names import NamespaceName
 from scripts.print_access_rules import (
     PATH_PARTS,
     POLICIES,
+    PROXIES,
+    REFUSED,
     ROLES,
-    example,
     filled,
     may,
     questions_of,
 )
-from security.access import Need
 from tests.support.embedded_broker import running
+from tests.support.example_commands import complete_command
 from tests.support.raw_client import BrokerError, RawClient
-from tests.support.roles import TOKENS, connect_as, token_of
+from tests.support.raw_handles import basecommand
+from tests.support.roles import TOKENS, bearer, connect_as, token_of
 from tests.unit.broker.admin.conftest import Rest, asking_broker
 
 Kind = pb.BaseCommand
-REFUSED = (401, 403)
+REFUSED_STATUS: Final = (401, 403)
 TENANT: Mapping[str, object] = {"adminRoles": ["acme-admin"], "allowedClusters": ["standalone"]}
 BODIES: Mapping[str, object] = {
     "grantPermissionsOnTopics": [],
@@ -41,19 +48,107 @@ STREAMED = {Kind.SCALABLE_TOPIC_LOOKUP, Kind.WATCH_SCALABLE_TOPICS, Kind.WATCH_T
 """Commands whose answers have no request id."""
 
 
+CHANNEL: Final = ("GET", "/admin/v2/broker-channel")
+"""A path that only brokers with others serve."""
+CONNECTIONS: Final = 300
+"""Requests and connections at once: each answer to wrong credentials is held back."""
+
+
+class Caller(NamedTuple):
+    """Valid credentials, with the client that they name if they are a proxy's."""
+
+    role: str | None
+    client: str | None = None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(filter(None, self))
+
+    @property
+    def connect(self) -> pb.CommandConnect:
+        assert self.role is not None
+        connect = connect_as(self.role)
+        if self.client is not None:
+            connect.original_principal = self.client
+        return connect
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {} if self.role is None else bearer(token_of(self.role))
+        return headers if self.client is None else {**headers, ORIGINAL_PRINCIPAL: self.client}
+
+
+def callers() -> Iterator[Caller]:
+    """All of the page whose credentials are valid, those who may least first."""
+    strong, weak = PROXIES
+    for role in ROLES.values():
+        yield Caller(role)
+        if role is not None:
+            yield Caller(strong, role)
+            yield Caller(weak, role)
+
+
+class Refused(NamedTuple):
+    """Credentials that are refused."""
+
+    token: str
+    original: str | None = None
+
+    @property
+    def connect(self) -> pb.CommandConnect:
+        data = self.token.encode()
+        connect = pb.CommandConnect(auth_method_name="token", auth_data=data)
+        if self.original is not None:
+            connect.original_principal = self.original
+        return connect
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = bearer(self.token)
+        return headers if self.original is None else {**headers, ORIGINAL_PRINCIPAL: self.original}
+
+
+def refused() -> Mapping[str, Refused]:
+    """The callers of the page whose credentials are refused, by the page's names."""
+    return {
+        "wrong": Refused("x.y.z"),
+        "expired": Refused(token_of("root", life_s=-60)),
+        "foreign": Refused(token_of("root", secret=bytes(range(1, 33)))),
+        "claim": Refused(token_of("other"), "root"),
+        "bare proxy": Refused(token_of("gate")),
+        "proxy for a proxy": Refused(token_of("gate"), "weak-gate"),
+    }
+
+
 @pytest.fixture
-async def secured(tmp_path: Path) -> AsyncIterator[Rest]:
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    settings = {
+        **TOKENS,
+        "authorization": "on",
+        "superuser_roles": ("root", "gate"),
+        "proxy_roles": PROXIES,
+    }
+    async with running(tmp_path, **settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def secured(broker: Broker) -> AsyncIterator[Rest]:
     """A broker with the tenant, the namespace and the grants of the page."""
-    settings = {**TOKENS, "authorization": "on", "superuser_roles": ("root",)}
-    async with running(tmp_path, **settings) as broker, asking_broker(broker) as rest:
+    async with asking_broker(broker) as rest:
         rest.role = "root"
-        await rest.done("PUT", "/admin/v2/tenants/acme", TENANT)
-        await rest.done("PUT", "/admin/v2/namespaces/acme/orders")
-        await broker.namespaces.change(
-            NamespaceName("acme", "orders"), lambda record: record.update(POLICIES)
-        )
-        await rest.done("PUT", "/admin/v2/persistent/acme/orders/new")
+        await prepare(broker, rest)
         yield rest
+
+
+async def prepare(broker: Broker, rest: Rest) -> None:
+    """Make what the page names, where it is not there."""
+    rest.role = "root"
+    await rest.call("PUT", "/admin/v2/tenants/acme", TENANT)
+    await rest.call("PUT", "/admin/v2/namespaces/acme/orders")
+    namespace = NamespaceName("acme", "orders")
+    await broker.namespaces.change(namespace, lambda record: record.update(POLICIES))
+    await rest.call("PUT", "/admin/v2/persistent/acme/orders/new")
 
 
 def _last_what_deletes(route: tuple[str, str]) -> tuple[bool, str, str]:
@@ -61,33 +156,42 @@ def _last_what_deletes(route: tuple[str, str]) -> tuple[bool, str, str]:
     return method == "DELETE", path, method
 
 
-async def test_every_request_is_served_to_its_roles_and_to_no_others(secured: Rest) -> None:
+async def test_every_request_is_served_to_its_roles_and_to_no_others(
+    broker: Broker, secured: Rest
+) -> None:
     needs = rules()
-    routes = sorted(needs.keys() - {("GET", "/admin/v2/broker-channel")}, key=_last_what_deletes)
-    # Who may do least comes first, so that what is deleted in the end is there for all others.
-    for role in ROLES.values():
-        secured.role = role
-        for method, path in routes:
-            allowed = may(role, (question_of(needs[method, path], PATH_PARTS),))
-            body = BODIES.get(path.rpartition("/")[2]) if method in ("POST", "PUT") else None
-            status, answer = await secured.call(method, filled(path), body)
-            assert (status not in REFUSED) is allowed, (role, method, path, status, answer)
+    routes = sorted(needs.keys() - {CHANNEL}, key=_last_what_deletes)
+    async with aiohttp.ClientSession(secured.base) as session:
+        for caller in callers():
+            await prepare(broker, secured)
+            for method, path in routes:
+                allowed = may(caller.roles, (question_of(needs[method, path], PATH_PARTS),))
+                body = BODIES.get(path.rpartition("/")[2]) if method in ("POST", "PUT") else None
+                async with session.request(
+                    method,
+                    filled(path),
+                    headers=caller.headers,
+                    **({} if body is None else {"json": body}),  # type: ignore[arg-type]
+                ) as answer:
+                    got = (caller, method, path, answer.status, await answer.text())
+                assert (answer.status not in REFUSED_STATUS) is allowed, got
 
 
-@pytest.mark.parametrize("wrong", ["expired", "foreign", "broken"])
-async def test_wrong_credentials_are_refused_on_every_path(secured: Rest, wrong: str) -> None:
-    token = {
-        "expired": token_of("root", life_s=-60),
-        "foreign": token_of("root", secret=bytes(range(1, 33))),
-        "broken": "x.y.z",
-    }[wrong]
-    headers = {"Authorization": f"Bearer {token}"}
-    routes = rules().keys() - {("GET", "/admin/v2/broker-channel")}
-    # Side by side, as each answer is held back.
-    answers = await asyncio.gather(
-        *(secured.raw(method, filled(path), "", headers) for method, path in routes)
-    )
-    assert {status for status, _ in answers} == {401}
+async def test_refused_credentials_get_401_on_every_path(secured: Rest) -> None:
+    assert refused().keys() == REFUSED.keys()
+    routes = rules().keys() - {CHANNEL}
+    # Side by side, as answers to wrong credentials are held back.
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS)
+    async with aiohttp.ClientSession(secured.base, connector=connector) as session:
+
+        async def status_of(name: str, method: str, path: str) -> None:
+            headers = refused()[name].headers
+            async with session.request(method, filled(path), headers=headers) as answer:
+                assert answer.status == 401, (name, method, path)
+
+        await asyncio.gather(
+            *(status_of(name, method, path) for name in REFUSED for method, path in routes)
+        )
 
 
 async def test_a_path_is_refused_in_whatever_form_it_is_written(secured: Rest) -> None:
@@ -110,20 +214,80 @@ async def test_a_path_is_refused_in_whatever_form_it_is_written(secured: Rest) -
 
 
 async def test_every_command_is_served_to_its_roles_and_to_no_others(secured: Rest) -> None:
-    exempt = {Kind.CONNECT, Kind.AUTH_RESPONSE, Kind.PING, Kind.PONG}
-    asked = [kind for kind in RULES if kind not in exempt and RULES[kind].questions is not None]
-    for role in filter(None, ROLES.values()):
+    asked = [kind for kind in RULES if RULES[kind].questions is not None]
+    for caller in callers():
+        if caller.role is None:
+            continue
         async with AsyncExitStack() as stack:
             for kind in asked:
-                client = await RawClient.open("127.0.0.1", secured.binary_port, connect_as(role))
+                client = await RawClient.open("127.0.0.1", secured.binary_port, caller.connect)
                 stack.push_async_callback(client.close)
-                refused = await _is_refused(client, kind)
-                assert refused is not may(role, questions_of(kind)), (role, FIELD_OF_TYPE[kind])
+                is_refused = await _is_refused(client, kind)
+                allowed = may(caller.roles, questions_of(kind))
+                assert is_refused is not allowed, (caller, FIELD_OF_TYPE[kind])
+
+
+async def test_every_role_is_served_commands_without_questions(secured: Rest) -> None:
+    """Those that go by an id of the connection, and those that are about the role's own things."""
+    for kind in (kind for kind in RULES if RULES[kind].questions is None):
+        connect = basecommand(Kind.CONNECT, connect_as("other"))
+        asked = [complete_command(kind), basecommand(Kind.PING, pb.CommandPing())]
+        _, *answers = await _answers(secured.binary_port, connect, asked)
+        for each in answers:
+            assert each.error.error not in (pb.AuthorizationError, pb.AuthenticationError), each
+        assert may(("other",), questions_of(kind)), FIELD_OF_TYPE[kind]
+
+
+async def test_nothing_is_served_without_credentials(secured: Rest) -> None:
+    for kind in RULES:
+        (answer,) = await _answers(secured.binary_port, complete_command(kind))
+        expected = pb.AuthenticationError if kind == Kind.CONNECT else pb.NotAllowedError
+        assert (answer.type, answer.error.error) == (Kind.ERROR, expected), answer
+        # The page lets nobody send CONNECT, so that its credentials can be checked.
+        assert may((), questions_of(kind)) is (kind == Kind.CONNECT)
+
+
+async def test_refused_credentials_get_one_error_and_no_command_is_served(secured: Rest) -> None:
+    gate = asyncio.Semaphore(CONNECTIONS)
+
+    async def ask(name: str, kind: int) -> None:
+        connect = basecommand(Kind.CONNECT, refused()[name].connect)
+        async with gate:
+            answers = await _answers(secured.binary_port, connect, [complete_command(kind)])
+        assert [(each.type, each.error.error) for each in answers] == [
+            (Kind.ERROR, pb.AuthenticationError)
+        ], (name, FIELD_OF_TYPE[kind])
+
+    await asyncio.gather(*(ask(name, kind) for name in REFUSED for kind in RULES))
+
+
+async def _answers(
+    port: int, first: pb.BaseCommand, later: Sequence[pb.BaseCommand] = ()
+) -> list[pb.BaseCommand]:
+    """All that the broker sends to these commands until it closes, or answers a PING.
+
+    `later` are sent after the first answer.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    decoder, answers = FrameDecoder(1 << 20, 1 << 20), list[pb.BaseCommand]()
+    if first.type == Kind.CONNECT:
+        first.connect.client_version = "test"
+    writer.write(encode_command(first))
+    while data := await reader.read(1 << 16):
+        for frame in decoder.feed(data):
+            assert isinstance(frame, Frame)
+            answers.append(frame.command)
+        if any(each.type == Kind.PONG for each in answers):
+            break
+        writer.write(b"".join(map(encode_command, later)))
+        later = ()
+    writer.close()
+    return answers
 
 
 async def _is_refused(client: RawClient, kind: int) -> bool:
     """Whether a command is answered by AuthorizationError."""
-    body = _complete(kind)
+    body: Message = getattr(complete_command(kind), FIELD_OF_TYPE[kind])
     if kind in STREAMED:
         client.send(kind, body)  # type: ignore[arg-type]
         answer = await client.wait(client.events.get())
@@ -136,27 +300,3 @@ async def _is_refused(client: RawClient, kind: int) -> bool:
     names = fields.DESCRIPTOR.fields_by_name
     codes = [getattr(fields, name) for name in ("error", "error_code") if name in names]
     return pb.AuthorizationError in codes
-
-
-def _complete(kind: int) -> Message:
-    """The example of a command with all fields that it must have."""
-    body: Message = getattr(example(kind), FIELD_OF_TYPE[kind])
-    for field in body.DESCRIPTOR.fields:
-        if not field.is_required or body.HasField(field.name):
-            continue
-        if field.name == "schema":
-            body.schema.CopyFrom(  # type: ignore[attr-defined]
-                pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
-            )
-        elif field.message_type is not None:
-            getattr(body, field.name).CopyFrom(pb.MessageIdData(ledger_id=0, entry_id=0))
-        else:
-            setattr(body, field.name, "x" if field.cpp_type == field.CPPTYPE_STRING else 1)
-    return body
-
-
-def test_who_may_be_nobody_is_served_nothing_but_two_paths() -> None:
-    assert [route for route, need in rules().items() if need is Need.NOTHING] == [
-        ("GET", "/metrics"),
-        ("GET", "/admin/v2/brokers/ready"),
-    ]

@@ -60,6 +60,20 @@ async def test_a_request_needs_valid_credentials(
     assert (await rest.raw("GET", PATH, "", headers))[0] == status
 
 
+async def test_a_client_does_not_name_itself_behind_a_proxy(rest: Rest) -> None:
+    """A proxy may pass on the header that its client sent, ahead of its own: Pulsar's does."""
+    headers = [
+        ("Authorization", f"Bearer {token_of('gate')}"),
+        ("X-Original-Principal", "root"),
+        ("X-Original-Principal", "alice"),
+    ]
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(rest.base + PATH, headers=headers) as answer,
+    ):
+        assert answer.status == 401
+
+
 async def test_a_refusal_names_the_schemes_and_gives_no_reason(rest: Rest) -> None:
     async with aiohttp.ClientSession() as session:
         for headers in ({}, {"Authorization": "Bearer x"}):

@@ -67,3 +67,19 @@ async def test_a_lookup_refuses_what_the_wire_refuses(rest: Rest) -> None:
     with pytest.raises(BrokerError, match=re.escape(reason)):
         await client.request(pb.BaseCommand.LOOKUP, command)
     await client.close()
+
+
+async def test_a_v4_client_finds_its_transaction_coordinators(creating: Rest) -> None:
+    system = "pulsar/system/transaction_coordinator_assign"
+    path = f"/admin/v2/persistent/{system}"
+    for query in ("partitions", CHECK):
+        assert await creating.get(f"{path}/{query}") == {"partitions": 16, "deleted": False}
+    found = await creating.get(f"{LOOKUP}/persistent/{system}-partition-15")
+    assert isinstance(found, dict)
+    assert found["brokerUrl"] == f"pulsar://127.0.0.1:{creating.binary_port}"
+    await creating.refused(404, "GET", f"{LOOKUP}/persistent/{system}-partition-16")
+    for method, place in (("PUT", path), ("PUT", f"{path}/partitions")):
+        status, reason = await creating.call(method, place, 4 if "partitions" in place else None)
+        assert status >= 400, reason
+        assert "reserved for transaction coordinators" in str(reason)
+    await creating.refused(404, "GET", f"{path}/stats")

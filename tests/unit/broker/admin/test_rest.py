@@ -47,6 +47,43 @@ async def test_a_scalable_topic_from_creation_to_deletion(rest: Rest) -> None:
     assert await rest.get(SCALABLE) == []
 
 
+async def test_several_segments_are_merged_at_once(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=4")
+    await rest.done("POST", f"{SCALABLE}/x/merge/1/3/2")
+    layout = await rest.get(f"{SCALABLE}/x")
+    assert isinstance(layout, dict)
+    assert layout["segments"]["4"]["hashRange"] == {"start": 0x4000, "end": 0xFFFF}
+    assert layout["segments"]["4"]["parentIds"] == [1, 2, 3]
+    for path in ("merge/0", "merge/0/x", "merge/0/4/4"):
+        await rest.refused(412, "POST", f"{SCALABLE}/x/{path}")
+
+
+async def test_each_segment_has_statistics_of_its_own(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=2")
+    await rest.done("PUT", f"{SCALABLE}/x/subscriptions/s")
+    stats = await rest.get(f"{SCALABLE}/x/segments/1/stats")
+    assert isinstance(stats, dict)
+    assert stats["subscriptions"]["s"]["msgBacklog"] == stats["msgRateIn"] == 0
+    assert ":" in stats["ownerBroker"]
+    await rest.refused(404, "GET", f"{SCALABLE}/x/segments/2/stats")
+    await rest.refused(412, "GET", f"{SCALABLE}/x/segments/a/stats")
+    await rest.refused(404, "GET", f"{SCALABLE}/none/segments/0/stats")
+
+
+async def test_a_segment_gets_another_number_of_entry_buckets(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=2")
+    await rest.done("POST", f"{SCALABLE}/x/rebucket/1?bucketCount=4")
+    layout = await rest.get(f"{SCALABLE}/x")
+    assert isinstance(layout, dict)
+    assert layout["segments"]["2"]["entryBucketSplits"] == [16384, 32768, 49152]
+    assert layout["segments"]["2"]["hashRange"] == layout["segments"]["1"]["hashRange"]
+    history = await rest.get(f"{SCALABLE}/x/history")
+    assert isinstance(history, list)
+    assert history[-1]["kind"] == "rebucket"
+    for query in ("", "?bucketCount=0", "?bucketCount=1025", "?bucketCount=4", "?bucketCount=x"):
+        await rest.refused(412, "POST", f"{SCALABLE}/x/rebucket/2{query}")
+
+
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -69,7 +106,7 @@ async def test_refused_request_names_its_reason(rest: Rest) -> None:
     await rest.refused(412, "POST", f"{SCALABLE}/x/split/one")
     await rest.refused(412, "PUT", f"{SCALABLE}/y?numInitialSegments=0")
     await rest.refused(412, "GET", f"{SCALABLE}?property=team")
-    for path in ("", "/stats", "/history", "/autoScalePolicy"):
+    for path in ("", "/stats", "/history", "/autoScalePolicy", "/scaling"):
         await rest.refused(404, "GET", f"{SCALABLE}/none{path}")
     await rest.refused(404, "DELETE", f"{SCALABLE}/none")
     await rest.refused(404, "PUT", "/admin/v2/scalable/public/none/x")
@@ -80,16 +117,28 @@ async def test_refused_request_names_its_reason(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{SCALABLE}/z", ["not", "properties"])
 
 
-async def test_automatic_scaling_reports_itself_as_off(rest: Rest) -> None:
+async def test_the_policy_of_automatic_splits_has_three_levels(rest: Rest) -> None:
     await rest.done("PUT", f"{SCALABLE}/x")
     policy = f"{SCALABLE}/x/autoScalePolicy"
-    assert await rest.get(policy) == {"enabled": False}
-    await rest.done("POST", policy, {"enabled": False})
-    assert "by hand" in await rest.refused(412, "POST", policy, {"enabled": True})
+    of_namespace = f"{NAMESPACES}/public/default/scalableTopicAutoScalePolicy"
+    assert await rest.call("GET", policy) == (204, "")
+    await rest.done("POST", policy, {"maxSegments": 8, "minSegments": None})
+    assert await rest.get(policy) == {"maxSegments": 8}
+    assert "minSegments = 99" in await rest.refused(412, "POST", policy, {"minSegments": 99})
+    assert "maxSegmnets" in await rest.refused(412, "POST", policy, {"maxSegmnets": 9})
+    above = {"minSegments": 2, "maxSegments": 3, "enabled": True}
+    await rest.done("POST", of_namespace, above)
+    scaling = await rest.get(f"{SCALABLE}/x/scaling")
+    assert isinstance(scaling, dict)
+    assert (scaling["policy"]["minSegments"], scaling["policy"]["maxSegments"]) == (2, 8)
+    assert scaling["topicPolicy"] == {"maxSegments": 8}
+    assert scaling["namespacePolicy"] == above
+    assert {each["rule"] for each in scaling["refusals"]} >= {"rate", "merge"}
+    record = await rest.get(f"{SCALABLE}/x")
+    assert isinstance(record, dict)
+    assert record["autoScalePolicy"] == {"maxSegments": 8}
     await rest.done("DELETE", policy)
-    assert await rest.get(f"{NAMESPACES}/public/default/scalableTopicAutoScalePolicy") == {
-        "enabled": False
-    }
+    assert await rest.call("GET", policy) == (204, "")
 
 
 async def test_subscriptions_of_a_scalable_topic(rest: Rest) -> None:
@@ -233,6 +282,7 @@ async def test_health_names_damage_and_readiness_does_not(tmp_path: Path) -> Non
 
 async def test_brokers_clusters_lookup_and_metrics(rest: Rest) -> None:
     assert await rest.get("/admin/v2/brokers/health") == "ok"
+    assert await rest.get("/status.html") == "OK"
     live = await rest.get("/admin/v2/brokers")
     assert await rest.get("/admin/v2/brokers/standalone") == live
     assert "'standalone'" in await rest.refused(404, "GET", "/admin/v2/brokers/any-word")
@@ -309,6 +359,30 @@ async def test_a_missing_topic_has_no_auto_scale_policy(rest: Rest) -> None:
     path = f"{SCALABLE}/missing/autoScalePolicy"
     for method, body in (("GET", None), ("POST", {"enabled": False}), ("DELETE", None)):
         assert "topic://public/default/missing" in await rest.refused(404, method, path, body)
+
+
+async def test_grace_period_of_a_topic_and_of_its_namespace(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x")
+    of_topic = f"{SCALABLE}/x/consumerSessionGracePeriod"
+    of_namespace = "/admin/v2/namespaces/public/default/scalableTopicConsumerSessionGracePeriod"
+    for path in (of_topic, of_namespace):
+        assert (await rest.call("GET", path))[0] == 204
+        await rest.done("POST", path, 5)
+        assert await rest.call("GET", path) == (200, 5)
+        for wrong in (-1, 2**31, True, "5", 1.5, None):
+            await rest.refused(412, "POST", path, wrong)
+        assert await rest.call("GET", path) == (200, 5)
+    layout = (await rest.call("GET", f"{SCALABLE}/x"))[1]
+    assert isinstance(layout, dict)
+    assert layout["consumerSessionGracePeriodSeconds"] == 5
+    await rest.done("POST", f"{SCALABLE}/x/split/0")
+    assert await rest.call("GET", of_topic) == (200, 5), "a split keeps it"
+    for path in (of_topic, of_namespace):
+        await rest.done("DELETE", path)
+        assert (await rest.call("GET", path))[0] == 204
+    missing = f"{SCALABLE}/missing/consumerSessionGracePeriod"
+    for method, body in (("GET", None), ("POST", 5), ("DELETE", None)):
+        assert "topic://public/default/missing" in await rest.refused(404, method, missing, body)
 
 
 async def test_record_too_large_to_store_answers_413(rest: Rest) -> None:

@@ -9,8 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.app.service import Broker
-from broker.topics.rates import RateSampler
-from broker.topics.traffic import Traffic
+from broker.topics.rate_timer import RateTimer
+from broker.topics.topic_stats import (
+    consumer_rates,
+    producer_rates,
+    subscription_rates,
+    topic_rates,
+)
 from magnetar.cli.main import build_app as build_commands
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
@@ -65,6 +70,9 @@ async def test_partitions_add_their_backlogs(creating: Rest) -> None:
     assert (subscription["msgBacklog"], subscription["messagesInBacklog"]) == (20, 2000)
     assert stats["backlogSize"] == subscription["backlogSize"] > 20_000
     assert stats["earliestMsgPublishTimeInBacklogs"] > 0
+    assert stats["msgRateIn"] > 0
+    assert 1000 < stats["averageMsgSize"] < 1200
+    assert subscription["messageAckRate"] == subscription["msgRateOut"] == 0
 
 
 async def test_acknowledged_messages_leave_the_sizes(creating: Rest) -> None:
@@ -77,39 +85,61 @@ async def test_acknowledged_messages_leave_the_sizes(creating: Rest) -> None:
     assert "earliestMsgPublishTimeInBacklogs" not in stats
 
 
-def test_rates_are_differences_of_counters() -> None:
-    traffic = Traffic()
-    traffic.observe(100.0, 50, 5000, 10, 1000)
-    assert traffic.as_members(incoming=True)["msgRateIn"] == 0
-    traffic.observe(110.0, 150, 25_000, 30, 3000)
-    assert traffic.as_members(incoming=True) == {
-        "msgRateIn": 10.0,
-        "msgThroughputIn": 2000.0,
-        "msgRateOut": 2.0,
-        "msgThroughputOut": 200.0,
-    }
-    assert set(traffic.as_members(incoming=False)) == {"msgRateOut", "msgThroughputOut"}
-    traffic.observe(120.0, 0, 0, 0, 0)
-    assert traffic.messages_in == 0
-
-
-async def test_rates_of_loaded_topics_are_sampled(broker: Broker) -> None:
-    now_s = [0.0]
-    sampler = RateSampler(broker.topics.loaded, lambda: now_s[0])
+async def test_rates_of_loaded_topics_and_their_clients_are_sampled(broker: Broker) -> None:
+    begun_s = asyncio.get_running_loop().time()
+    now_s = [begun_s]
+    timer = RateTimer(broker.topics.loaded, lambda: now_s[0])
     topic = await broker.topics.get(parse_topic_name(TOPIC), create=True)
     await topic.create_subscription("s", EARLIEST)
     client = await RawClient.open("127.0.0.1", broker.port)
     producer = await client.create_producer(TOPIC)
-    await sampler.sample()
     consumer = await client.subscribe(TOPIC, "s", permits=100)
-    for _ in range(20):
-        await producer.send(b"x")
+    await timer.sample()
+    for _ in range(30):
+        await producer.send(b"x" * 100)
         await consumer.receive()
-    now_s[0] = 10.0
-    await sampler.sample()
-    assert (topic.rates.messages_in, topic.rates.messages_out) == (2.0, 2.0)
-    assert topic.subscriptions["s"].rates.messages_out == 2.0
-    assert topic.rates.bytes_in > 20
+    for rest_s in (10, 20, 60):
+        now_s[0] = begun_s + rest_s
+        await timer.sample()
+    subscription = topic.subscriptions["s"]
+    later_s = begun_s + 60
+    found = topic_rates(topic, later_s)
+    assert found.messages_in == found.messages_out == pytest.approx(0.5, rel=0.02)
+    assert found.bytes_in == found.bytes_out > 50
+    (attached,) = topic.producers.values()
+    for one in (
+        subscription_rates(subscription, later_s),
+        consumer_rates(subscription.consumers[0], later_s),
+        producer_rates(attached, later_s),
+    ):
+        assert one.messages == pytest.approx(0.5, rel=0.02)
+    await client.close()
+    now_s[0] = begun_s + 200
+    await timer.sample()
+    assert topic_rates(topic, now_s[0]) == (0, 0, 0, 0)
+
+
+async def test_every_part_of_statistics_has_its_rates(creating: Rest) -> None:
+    client = await RawClient.open("127.0.0.1", creating.binary_port)
+    consumer = await client.subscribe(TOPIC, "s", permits=100)
+    producer = await client.create_producer(TOPIC)
+    for _ in range(3):
+        await producer.send(b"x" * 1000)
+        await consumer.ack_answered((await consumer.receive()).message_id)
+    stats = await creating.get(STATS)
+    assert isinstance(stats, dict)
+    assert stats["msgRateIn"] > 0 < stats["msgRateOut"]
+    assert 1000 < stats["averageMsgSize"] < 1200
+    (publisher,) = stats["publishers"]
+    assert publisher["msgRateIn"] > 0
+    assert publisher["msgThroughputIn"] == pytest.approx(
+        publisher["msgRateIn"] * publisher["averageMsgSize"]
+    )
+    subscription = stats["subscriptions"]["s"]
+    for each in (subscription, subscription["consumers"][0]):
+        assert each["msgRateOut"] > 0 < each["messageAckRate"]
+        assert each["msgThroughputOut"] > 1000 * each["msgRateOut"]
+        assert each["msgRateRedeliver"] == 0
     await client.close()
 
 
@@ -124,3 +154,8 @@ async def test_command_shows_units_rates_and_age(creating: Rest) -> None:
     assert "backlog 10 entries (1000 messages, 10." in result.output
     assert "s old" in result.output
     assert "messages/s" in result.output
+    arguments[1:3] = ["segment-stats", "orders", "0"]
+    result = await asyncio.to_thread(CliRunner().invoke, build_commands(), arguments)
+    assert result.exit_code == 0, result.output
+    assert "segment 0  at " in result.output
+    assert "s: backlog 10 entries" in result.output

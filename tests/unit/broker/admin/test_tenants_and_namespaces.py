@@ -83,8 +83,9 @@ async def test_policies_that_are_served_are_given_at_creation(rest: Rest) -> Non
 @pytest.mark.parametrize(
     ("member", "value"),
     [
-        ("message_ttl_in_seconds", 10),
-        ("max_producers_per_topic", 1),
+        ("message_ttl_in_seconds", -2),
+        ("max_producers_per_topic", "1"),
+        ("subscription_types_enabled", ["Any"]),
         ("backlog_quota_map", {"destination_storage": {"limit": -1, "policy": "x"}}),
         ("delayed_delivery_policies", {"active": False}),
         ("is_allow_auto_update_schema", False),
@@ -161,12 +162,25 @@ async def test_forced_deletion_of_a_tenant_deletes_its_namespaces(rest: Rest) ->
     assert await rest.get(f"{NAMESPACES}/t") == []
 
 
-async def test_a_namespace_scales_by_hand(rest: Rest) -> None:
+async def test_a_namespace_has_a_policy_of_automatic_splits(rest: Rest) -> None:
     path = f"{NAMESPACES}/public/default/scalableTopicAutoScalePolicy"
-    assert await rest.get(path) == {"enabled": False}
-    await rest.done("POST", path, {"enabled": False})
-    assert "by hand" in await rest.refused(412, "POST", path, {"enabled": True})
+    assert await rest.call("GET", path) == (204, "")
+    await rest.done("POST", path, {"enabled": False, "splitCooldownSeconds": 5})
+    assert await rest.get(path) == {"enabled": False, "splitCooldownSeconds": 5}
+    shown = await rest.get(f"{NAMESPACES}/public/default")
+    assert isinstance(shown, dict)
+    assert shown["scalableTopicAutoScalePolicy"] == {"enabled": False, "splitCooldownSeconds": 5}
+    wrong = {"splitMsgRateInThreshold": 500}
+    assert "mergeMsgRateInThreshold" in await rest.refused(412, "POST", path, wrong)
     await rest.done("DELETE", path)
+    assert await rest.call("GET", path) == (204, "")
+    new = f"{NAMESPACES}/public/with-policy"
+    await rest.done("PUT", new, {"scalableTopicAutoScalePolicy": {"maxSegments": 2}})
+    assert await rest.get(f"{new}/scalableTopicAutoScalePolicy") == {"maxSegments": 2}
+    unfit = {"scalableTopicAutoScalePolicy": {"minSegments": 9, "maxSegments": 2}}
+    await rest.refused(412, "PUT", f"{NAMESPACES}/public/unfit", unfit)
+    unknown = {"scalableTopicAutoScalePolicy": {"most": 2}}
+    await rest.refused(412, "PUT", f"{NAMESPACES}/public/wrong", unknown)
     none = f"{NAMESPACES}/public/none/scalableTopicAutoScalePolicy"
     for method, body in (("GET", None), ("POST", {"enabled": False}), ("DELETE", None)):
         await rest.refused(404, method, none, body)

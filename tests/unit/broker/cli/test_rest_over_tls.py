@@ -1,6 +1,7 @@
 """Commands that ask a broker over https."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -75,3 +76,47 @@ async def test_files_that_cannot_be_used_are_named(served: Served, tmp_path: Pat
     done = await run(served, "health", "--tls-certificate-file", str(empty))
     assert done.exit_code == 1
     assert f"{empty} cannot be used" in done.output
+
+
+@pytest.mark.parametrize("words", [["health"], ["topics", "list"]])
+async def test_a_certificate_that_the_broker_requires_is_asked_for(
+    tmp_path: Path, words: list[str]
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    settings: dict[str, object] = {
+        "plaintext_ports": False,
+        "tls_client_certificates": "required",
+        "tls_trust_certs_file": authority.chain,
+    }
+    async with serving(tmp_path, authority, **settings) as served:
+        done = await run(served, *words)
+    assert done.exit_code == 1
+    assert "give one by --tls-certificate-file and --tls-key-file" in done.output
+
+
+@pytest.mark.parametrize("words", [["health"], ["topics", "list"]])
+@pytest.mark.parametrize(("with_tls", "step"), [(True, "write http://"), (False, "write https://")])
+async def test_the_other_scheme_is_named(
+    tmp_path: Path, words: list[str], with_tls: bool, step: str
+) -> None:
+    async with serving(tmp_path, Authority(tmp_path / "authority")) as served:
+        me = served.broker.placement.me
+        given = me.web_url.replace("http:", "https:")
+        if not with_tls:
+            assert me.web_url_tls is not None
+            given = me.web_url_tls.replace("https:", "http:")
+        words = [*words, "--admin-url", given]
+        done = await asyncio.to_thread(CliRunner().invoke, build_app(words[0]), words)
+    assert done.exit_code == 1
+    assert step in done.output
+
+
+@pytest.mark.parametrize("words", [["health"], ["topics", "list"]])
+def test_a_port_that_nobody_listens_on_has_a_next_step(words: list[str]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        done = CliRunner().invoke(build_app(words[0]), [*words, "--admin-url", url])
+    assert done.exit_code == 1
+    assert f"No broker answers at {url}" in done.output
+    assert "start one with `magnetar standalone`" in done.output

@@ -7,19 +7,22 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
 
 import magnetar
-from broker.cli import serving
+from broker.cli import commands, serving
 from broker.placement import BrokerAddress
-from config.settings import Settings
+from config.settings import ProviderName, Settings
 from magnetar.cli import main
+from magnetar.cli.main import build_app
 from magnetar.errors import AuthenticationFailed
+from storage.data_directory import ADDRESS_FILE
 from tests.support.authority import Authority
 from tests.support.child_process import free_port
 
@@ -64,7 +67,25 @@ def test_banner_names_each_address() -> None:
     banner = serving.banner(Settings(), only_tls, 0.1)
     assert "http://" not in banner
     assert "pulsar://" not in banner
-    assert "topics get my-topic --admin-url https://b:8443\n" in banner
+    assert "topics get my-topic --admin-url https://b:8443 --tls-trust-file FILE\n" in banner
+
+
+@pytest.mark.parametrize(
+    ("provider", "shown"),
+    [
+        ("token", "--token-file FILE"),
+        ("oidc", "--token-file FILE"),
+        ("basic", "--basic-user USER --basic-password-file FILE"),
+        ("tls", "--tls-certificate-file FILE --tls-key-file FILE"),
+    ],
+)
+def test_banner_has_the_options_that_its_commands_need(provider: ProviderName, shown: str) -> None:
+    settings = Settings.model_construct(authentication_providers=(provider,))
+    me = BrokerAddress("pulsar://a:6650", web_url="http://a:8080")
+    assert f"topics get my-topic {shown}\n" in serving.banner(settings, me, 0.1)
+    # By the hints of --secure they are in the environment.
+    hinted = serving.banner(settings, me, 0.1, ["export MAGNETAR_TOKEN_FILE=t"])
+    assert "topics get my-topic\n" in hinted
 
 
 def test_banner_suggests_a_command_with_this_brokers_url() -> None:
@@ -186,20 +207,89 @@ async def test_secure_start_serves_the_token_that_it_prints_the_file_of(tmp_path
             await producer.send("hello")
         with pytest.raises(AuthenticationFailed):
             await _produce_without_a_token(url, trust)
+        await asyncio.to_thread(_check_health_beside, tmp_path / "data")
     finally:
         process.terminate()
         process.communicate(timeout=20)
     assert process.returncode == 0
+    assert not (tmp_path / "data" / ADDRESS_FILE).exists()
 
 
-def test_secure_and_insecure_exclude_each_other(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*STANDALONE, "--secure", "--insecure", "--data-dir", str(tmp_path / "data")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "give one of them" in done.stderr
+def _check_health_beside(data_dir: Path) -> None:
+    """The health check needs no arguments, and no token that has not expired."""
+    here = {"MAGNETAR_DATA_DIR": str(data_dir)}
+    for token in (None, "e.y.J"):
+        if token is not None:
+            (data_dir / "security" / "admin.token").write_text(token)
+        done = CliRunner().invoke(build_app(), ["health"], env=here)
+        assert (done.exit_code, done.stdout) == (0, "ok\n")
+    refused = CliRunner().invoke(build_app(), ["health"], env=here | {"MAGNETAR_TOKEN": "e.y.J"})
+    assert refused.exit_code == 1
+    assert "Give other credentials" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "file"),
+    [
+        (["--secure", "--insecure"], {}, ""),
+        (["--secure"], {"MAGNETAR_INSECURE": "true"}, ""),
+        (["--secure"], {}, "insecure = true"),
+    ],
+)
+def test_secure_and_insecure_exclude_each_other(
+    tmp_path: Path, words: list[str], variables: dict[str, str], file: str
+) -> None:
+    done = standalone(tmp_path, words, variables, file)
+    assert done.exit_code == 1
+    assert "give one of them" in done.output
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "file", "secure"),
+    [
+        ([], {}, "", True),
+        ([], {"MAGNETAR_INSECURE": "false"}, "", True),
+        ([], {}, "cluster_name = 'c'", True),
+        (["--insecure"], {}, "", False),
+        ([], {"MAGNETAR_INSECURE": "1"}, "", False),
+        ([], {}, "insecure = true", False),
+        ([], {"MAGNETAR_AUTHENTICATION_PROVIDERS": "tls"}, "", False),
+        ([], {}, "authentication_providers = ['basic']", False),
+        # An empty variable counts as none, as for all settings.
+        (
+            [],
+            {"MAGNETAR_AUTHENTICATION_PROVIDERS": ""},
+            "authentication_providers = ['tls']",
+            False,
+        ),
+        ([], {"MAGNETAR_INSECURE": ""}, "insecure = true", False),
+        (["--secure"], {"MAGNETAR_AUTHENTICATION_PROVIDERS": "token"}, "", True),
+    ],
+)
+def test_secure_of_the_environment_gives_way_to_what_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    variables: dict[str, str],
+    file: str,
+    secure: bool,
+) -> None:
+    """The image sets it, so that only a container that is told so serves everybody."""
+    served: list[Settings] = []
+    monkeypatch.setattr(commands, "_serve", lambda settings, hints: served.append(settings))
+    variables |= {"MAGNETAR_SECURE": "true", "MAGNETAR_BIND_HOST": "0.0.0.0"}
+    done = standalone(tmp_path, words, variables, file)
+    assert done.exit_code == 0, done.output
+    (settings,) = served
+    assert settings.plaintext_ports is not secure
+    assert (tmp_path / "data").exists() is secure
+
+
+def standalone(
+    directory: Path, words: Sequence[str], variables: Mapping[str, str], file: str
+) -> Result:
+    config = directory / "broker.toml"
+    config.write_text(file)
+    command = ["standalone", "--config", str(config), "--data-dir", str(directory / "data")]
+    return CliRunner().invoke(build_app(), [*command, *words], env=dict(variables))

@@ -9,10 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.app.service import Broker
 from broker.metrics.page import MetricsPage
-from magnetar.protocol.ids import EARLIEST
+from magnetar.protocol.ids import EARLIEST, SegmentId
 from magnetar.protocol.names import parse_topic_name
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
+from tests.support.raw_client import RawClient
+from tests.support.waiting import until
 
 TOPICS = 30
 
@@ -106,3 +108,52 @@ async def test_namespaces_have_the_sums_of_their_topics(tmp_path: Path) -> None:
     assert found["pulsar_subscriptions_count"] == [(labels, TOPICS)]
     assert found["pulsar_subscription_back_log"] == [(labels, 0)]
     assert not [name for name, each in found.items() if any("topic" in one for one, _ in each)]
+
+
+ORDERS = parse_topic_name("topic://public/default/orders")
+
+
+async def test_segments_of_scalable_topics_are_shown(broker: Broker) -> None:
+    scalable = broker.scalable
+    await scalable.create(ORDERS, segments=2, properties={})
+    await scalable.split(ORDERS, SegmentId(0))
+    await until(lambda: scalable.counters.segments_sealed == 1)
+    client = await RawClient.open("127.0.0.1", broker.port)
+    await client.subscribe_scalable(str(ORDERS), "s", "a")
+    await client.subscribe_scalable(str(ORDERS), "s", "b")
+    shown = samples(await MetricsPage(broker).text())
+    labels = {"cluster": "standalone", "namespace": "public/default", "topic": str(ORDERS)}
+    assert shown["magnetar_active_segments"] == [(labels, 3)]
+    assert shown["magnetar_sealed_segments"] == [(labels, 1)]
+    buckets = sum(each.entry_buckets for each in (await scalable.get(ORDERS)).layout.active)
+    assert shown["magnetar_entry_buckets"] == [(labels, buckets)]
+    assert shown["magnetar_ordered_consumers"] == [(labels | {"subscription": "s"}, 2)]
+    changes = {each["kind"]: count for each, count in shown["magnetar_layout_changes_total"]}
+    assert changes == {"split": 1, "merge": 0, "rebucket": 0, "migrate": 0, "prune": 0}
+    for name in ("segments_sealed", "rebalances", "assignments_sent"):
+        ((_, count),) = shown[f"magnetar_{name}_total"]
+        assert count >= 1, name
+    await client.close()
+
+
+async def test_controller_that_takes_over_is_counted(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.scalable.create(ORDERS, segments=1, properties={})
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await client.subscribe_scalable(str(ORDERS), "s", "a")
+        assert broker.scalable.counters.controllers_taken_over == 0
+    async with running(tmp_path) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await client.subscribe_scalable(str(ORDERS), "s", "a")
+        assert broker.scalable.counters.controllers_taken_over == 1
+        await client.close()
+
+
+async def test_segments_are_summed_by_namespace(tmp_path: Path) -> None:
+    async with running(tmp_path, topic_level_metrics=False) as broker:
+        for name in ("a", "b"):
+            topic = parse_topic_name(f"topic://public/default/{name}")
+            await broker.scalable.create(topic, segments=2, properties={})
+        shown = samples(await MetricsPage(broker).text())
+        labels = {"cluster": "standalone", "namespace": "public/default"}
+        assert shown["magnetar_active_segments"] == [(labels, 4)]

@@ -208,6 +208,7 @@ class Cluster:
             "http_port": 0,
             "bind_host": "127.0.0.1",
             "transaction_coordinators": 4,
+            "scalable_topic_auto_scale_enabled": False,
         } | settings
         node = Node(self, Settings(**given))  # type: ignore[arg-type]
         self._exit.push_async_callback(node.stop)

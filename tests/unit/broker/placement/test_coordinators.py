@@ -10,6 +10,7 @@ from tests.support.raw_client import BrokerError, RawClient, Session
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.transactions.conftest import TransactionClient
+from txn.decisions import Decisions
 from txn.records import TxnState
 
 COORDINATORS = 4
@@ -174,6 +175,59 @@ async def test_a_transaction_spans_topics_of_several_brokers(cluster: Cluster) -
     for producer, topic in zip(producers, topics, strict=True):
         consumer = await producer.client.subscribe(topic, "s", earliest, permits=1)
         assert (await consumer.receive()).payload == b"m"
+
+
+async def test_end_of_a_v4_client_is_answered_when_other_brokers_have_carried_it_out(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    topic = "persistent://public/default/t"
+    producer = await (await second.client()).create_producer(topic)
+    earliest = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
+    consumer = await producer.client.subscribe(topic, "s", earliest, permits=1)
+    number = min(led(first))
+    assigned = "persistent://pulsar/system/transaction_coordinator_assign"
+    for node in (first, second):
+        found = await (await node.client()).lookup(f"{assigned}-partition-{number}")
+        assert found.broker_service_url == first.broker.placement.broker_url
+    elsewhere = TransactionClient(await second.client(), scalable=False)
+    with pytest.raises(BrokerError) as refused:
+        await elsewhere.attach(number)
+    assert refused.value.code == pb.ServiceNotReady
+    client = TransactionClient(await first.client(), scalable=False)
+    # Owners never learn of the end by their watch of headers.
+    monkeypatch.setattr(Decisions, "follow", lambda *_: None)
+    txn = await client.begin(number)
+    await client.add_partitions(txn, topic)
+    metadata = pb.MessageMetadata(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+    send = pb.CommandSend(txnid_most_bits=txn[0], txnid_least_bits=txn[1])
+    await producer.send(b"m", metadata=metadata, send=send)
+    await client.end(txn)
+    last = (await consumer.last_message_id()).last_message_id
+    assert last.entry_id == 0
+    assert (await consumer.receive()).payload == b"m"
+
+
+@pytest.mark.parametrize("version", ["Pulsar-Go-v0.19.0", "Pulsar-Java-v4.0.9"])
+async def test_go_client_is_made_to_look_a_coordinator_up_again(
+    cluster: Cluster, version: str
+) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    connect = pb.CommandConnect(client_version=version)
+    raw = await RawClient.open("127.0.0.1", second.broker.port, connect)
+    client = TransactionClient(raw, scalable=False)
+    number = min(led(first))
+    with pytest.raises(BrokerError) as refused:
+        await client.begin(number)
+    assert refused.value.code == pb.TransactionCoordinatorNotFound
+    if version.startswith("Pulsar-Go"):
+        # It looks a coordinator up again only after it lost its connection.
+        await raw.wait(raw.closed)
+    else:
+        await raw.ping()
+    await raw.close()
 
 
 async def test_another_broker_cleans_up_where_nobody_owns_the_topic_any_more(

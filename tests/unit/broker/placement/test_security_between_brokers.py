@@ -10,9 +10,11 @@ from broker.placement.peer_failed import PeerFailed
 from config.settings import ConfigurationError
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import NamespaceName, parse_topic_name
+from magnetar.protocol.txn_id import TxnId
 from security.secret_files import write_secret
 from tests.support.authority import HOST, Authority, server_settings
 from tests.support.raw_client import BrokerError, RawClient
+from tests.support.raw_handles import RawProducer
 from tests.support.roles import TOKENS, connect_as, token_of
 from tests.support.waiting import until
 from tests.unit.broker.placement.cluster import Cluster, Node
@@ -141,6 +143,23 @@ async def test_a_forwarded_client_keeps_its_role(
     with pytest.raises(BrokerError) as refused:
         await client.subscribe(REGULAR, "s")
     assert refused.value.code == pb.AuthorizationError
+
+    # The broker that owns the topic does not lead the coordinator of these transactions.
+    coordinators = near.broker.transactions.coordinators
+    await until(lambda: bool(coordinators.led()))
+    number = coordinators.led()[0].coordinator_id
+    own, foreign = [await coordinators.begin(number, 60_000, role) for role in ("writer", "root")]
+    await send_in(producer, own)
+    with pytest.raises(BrokerError, match="There is no transaction"):
+        await send_in(producer, foreign)
+
+
+async def send_in(producer: RawProducer, txn: TxnId) -> None:
+    await producer.send(
+        b"x",
+        send=pb.CommandSend(txnid_most_bits=txn.most, txnid_least_bits=txn.least),
+        metadata=pb.MessageMetadata(txnid_most_bits=txn.most, txnid_least_bits=txn.least),
+    )
 
 
 async def test_a_client_that_is_not_logged_in_is_not_forwarded(

@@ -138,7 +138,7 @@ async def test_own_address_with_tls_is_not_forwarded(
 
 
 @pytest.mark.parametrize("wrong", ["name", "authority"])
-async def test_broker_with_a_wrong_certificate_gets_no_bytes(
+async def test_cve_2022_33682_33683_33684_a_broker_with_a_wrong_certificate_gets_no_bytes(
     cluster: Cluster, secured: Settings, authority: Authority, tmp_path: Path, wrong: str
 ) -> None:
     issuer = authority if wrong == "name" else Authority(tmp_path / "stranger")

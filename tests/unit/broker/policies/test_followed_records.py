@@ -82,3 +82,22 @@ async def test_several_that_require_what_is_not_there_all_get_none(
     records: FollowedRecords[bytes],
 ) -> None:
     assert await asyncio.gather(*(records.require(PATH) for _ in range(3))) == [None] * 3
+
+
+async def test_a_record_that_becomes_unreadable_has_no_value(store: SlowReads) -> None:
+    """What was known may grant what the new record does not."""
+    tasks = BackgroundTasks(structlog.get_logger(__name__))
+    records = FollowedRecords(store, tasks, "records", lambda record: int(record.value))
+    changes: asyncio.Queue[str] = asyncio.Queue()
+    records.on_change(changes.put_nowait)
+    await store.put(PATH, b"1")
+    assert await records.require(PATH) == 1
+    await store.put(PATH, b"unreadable")
+    await asyncio.wait_for(changes.get(), 10)
+    assert records.known(PATH) is None
+    with pytest.raises(ValueError, match="unreadable"):
+        await records.require(PATH)
+    await store.put(PATH, b"2")
+    await asyncio.wait_for(changes.get(), 10)
+    assert records.known(PATH) == 2
+    await tasks.stop()

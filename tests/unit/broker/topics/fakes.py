@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
+from broker.policies.applied_policies import broker_policies
+from broker.topics.closed_consumers import ClosedConsumers
 from broker.topics.consumer import Consumer, KeySharedPolicy, SubscribeRequest, SubscriptionType
 from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.subscription import Subscription
@@ -171,11 +173,16 @@ class FakeTopic:
         self.unsubscribed: list[str] = []
         self.events: list[tuple[object, ...]] = []
         self.now_ms = 10_000
+        self.policies = broker_policies(load_settings())
         self.context = SimpleNamespace(
             clock=SimpleNamespace(now_ms=lambda: self.now_ms),
             settings=load_settings(),
             random=random.Random(1),
         )
+
+    @property
+    def consumer_count(self) -> int:
+        return sum(len(each.consumers) for each in self.subscriptions.values())
 
     def max_read_position(self) -> Position:
         return self.ledger.last_confirmed if self.horizon is None else self.horizon
@@ -194,6 +201,9 @@ class FakeTopic:
 
     def subscription_rewound(self, subscription: str) -> None:
         self.events.append(("rewound", subscription))
+
+    def note_unstamped_batch(self) -> None:
+        self.events.append(("unstamped",))
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
         self.unsubscribed.append(name)
@@ -219,7 +229,9 @@ class FakeConnection:
     def __init__(self) -> None:
         self.remote = "127.0.0.1:1"
         self.tls = False
+        self.own_transactions = None
         self.consumers: dict[int, object] = {}
+        self.closed_consumers = ClosedConsumers()
         self.alive = True
         self.closing = False
         self._writable = True

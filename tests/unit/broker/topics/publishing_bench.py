@@ -1,5 +1,6 @@
 """A publish path over a ledger, a buffer and peers that do what the test says."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -102,7 +103,12 @@ class Peer:
         self.remote = "127.0.0.1:1"
         self.tls = False
         self.answers: list[tuple[str, int]] = []
+        self.answers_pings = asyncio.Event()
+        self.answers_pings.set()
         self._decoder = FrameDecoder(10**6)
+
+    async def echo(self) -> None:
+        await self.answers_pings.wait()
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
@@ -157,7 +163,7 @@ class Bench:
     def producer(self, *, enforce: bool = False) -> tuple[Peer, Producer]:
         peer = Peer()
         request = ProducerRequest(connection=peer, producer_id=1)  # type: ignore[arg-type]
-        producer = Producer(self, "p", request, 0)  # type: ignore[arg-type]
+        producer = Producer(self, "p", request, 0, 0.0)  # type: ignore[arg-type]
         producer.track(ProducerSequence(), enforce=enforce, resends=False)
         producer.move(ProducerState.OPEN)
         peer.producers[1] = producer

@@ -95,16 +95,32 @@ async def test_a_compacted_read_of_a_topic_that_never_was_compacted_gets_every_m
     await client.close()
 
 
-async def test_entry_buckets_are_refused(broker: Broker) -> None:
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, KEY_SHARED])
+async def test_entry_buckets_need_sticky_key_shared(
+    broker: Broker, kind: pb.CommandSubscribe.SubType
+) -> None:
+    client = await client_of(broker)
+    asked = options(kind)
+    asked.key_shared_meta.key_shared_mode = pb.AUTO_SPLIT
+    asked.key_shared_meta.entryBucketDispatch = True
+    asked.key_shared_meta.hash_ranges.add(start=0, end=65535)
+    with pytest.raises(BrokerError, match="STICKY") as refused:
+        await client.subscribe(TOPIC, "s", asked)
+    assert refused.value.code == pb.NotAllowedError
+    assert TOPIC not in broker.topics.loaded()
+    await client.close()
+
+
+async def test_entry_buckets_that_leave_a_gap_are_refused(broker: Broker) -> None:
     client = await client_of(broker)
     asked = options(KEY_SHARED)
     asked.key_shared_meta.key_shared_mode = pb.STICKY
     asked.key_shared_meta.entryBucketDispatch = True
-    asked.key_shared_meta.hash_ranges.add(start=0, end=65535)
-    with pytest.raises(BrokerError, match="entry buckets") as refused:
+    asked.key_shared_meta.hash_ranges.add(start=0, end=100)
+    asked.key_shared_meta.hash_ranges.add(start=102, end=65535)
+    with pytest.raises(BrokerError, match="gap") as refused:
         await client.subscribe(TOPIC, "s", asked)
-    assert refused.value.code == pb.NotAllowedError
-    assert TOPIC not in broker.topics.loaded()
+    assert refused.value.code == pb.ConsumerAssignError
     await client.close()
 
 

@@ -240,13 +240,16 @@ async def test_refusals_name_what_to_do(here: Ground, tmp_path: Path) -> None:
         ("s3://b/p", "s3://b/pq", False),
         ("s3://b/p", "s3://c/p", False),
         ("s3://b/p", "gs://b/p", False),
+        ("s3://b/p", "s3://b/p/../q", False),
         ("/a/b", "/a/b/c", True),
         ("/a/b", "/a/bc", False),
         ("/a/b", "/a/b/../c", False),
         ("/a/b", "s3://b/p", False),
     ],
 )
-def test_places_below_the_brokers_own(base: str, url: str, allowed: bool) -> None:
+def test_cve_2024_27894_copies_stay_below_the_brokers_own_place(
+    base: str, url: str, allowed: bool
+) -> None:
     settings = Settings(offload_url=base)
     if allowed:
         location_of(settings, url)

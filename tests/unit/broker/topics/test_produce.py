@@ -11,6 +11,9 @@ import pytest
 
 from broker.app.service import Broker
 from broker.app.stores import Stores
+from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.topic import Topic
+from broker.wire.handlers.produce import close_producer
 from config.bounds import MAX_MESSAGE_SIZE
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
@@ -148,6 +151,30 @@ async def test_a_close_takes_an_open_in_progress_back(broker: Broker, connect: C
     )
     topic = broker.topics.loaded()[TOPIC]
     assert len(topic.producers) == 1
+
+
+async def test_a_close_in_the_last_step_of_an_open_takes_it_back(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When nothing is left to cancel.  What stayed would outlive a grant that is withdrawn."""
+    add_producer = Topic.add_producer
+
+    async def add_as_the_close_comes(topic: Topic, request: ProducerRequest) -> Producer:
+        added = await add_producer(topic, request)
+        (connection,) = broker.connections
+        fields = pb.CommandCloseProducer(producer_id=request.producer_id, request_id=77)
+        close = pb.BaseCommand(type=Kind.CLOSE_PRODUCER, close_producer=fields)
+        assert close_producer(connection, close, None) is None
+        return added
+
+    monkeypatch.setattr(Topic, "add_producer", add_as_the_close_comes)
+    client = await connect()
+    client.send(Kind.PRODUCER, pb.CommandProducer(topic=TOPIC, producer_id=5, request_id=76))
+    await until(lambda: TOPIC in broker.topics.loaded())
+    await client.ping()
+    (connection,) = broker.connections
+    assert not connection.producers
+    assert not broker.topics.loaded()[TOPIC].producers
 
 
 async def test_producer_and_close_in_one_write_leave_nothing(

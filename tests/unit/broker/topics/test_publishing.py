@@ -256,7 +256,7 @@ async def test_a_failed_receipt_does_not_stop_the_others() -> None:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: failures.append(context["exception"])
     )
-    broken.connection.put = lambda buffer: 1 // 0  # type: ignore[assignment]
+    broken.put = lambda buffer: 1 // 0  # type: ignore[assignment]
     bench.send(broken, 0)
     bench.send(producer, 0, count=2)
     bench.ledger.succeed(3)

@@ -13,16 +13,23 @@ from broker.topics.topic import SubscriptionNotFound, TopicNotFound
 from broker.topics.topic_requests import (
     OWNER_ERRORS,
     TOPIC_REQUESTS,
+    CompactTopic,
     CreateTopicSubscription,
     DeleteTopic,
     DeleteTopicSubscription,
+    EndOnTopic,
+    ExpireMessages,
+    ExpireUpTo,
     ListTopicSubscriptions,
+    ListUnmanagedClients,
     LoadTopic,
     RequireUnused,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
     TopicRequest,
     UnloadTopic,
+    ViewCompaction,
+    ViewTopicProperties,
     ViewTopicStats,
 )
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
@@ -41,7 +48,13 @@ REQUESTS: list[Request[LocalTopics, object]] = [
     DeleteTopic(TOPIC, force=False),
     DeleteTopic(SCALABLE, force=True),
     RequireUnused(TOPIC),
+    ListUnmanagedClients(TOPIC),
+    EndOnTopic(TOPIC, "3_42", True, []),
+    EndOnTopic(TOPIC, "3_42", False, ["a b/c", "s"]),
+    ViewTopicProperties(TOPIC),
     ViewTopicStats(TOPIC),
+    CompactTopic(TOPIC),
+    ViewCompaction(TOPIC),
     ListTopicSubscriptions(TOPIC),
     CreateTopicSubscription(TOPIC, "s", EARLIEST),
     CreateTopicSubscription(TOPIC, "a b/c", LATEST, {"k": "v"}, batch_index=2, excluded=True),
@@ -49,6 +62,8 @@ REQUESTS: list[Request[LocalTopics, object]] = [
     SeekTopicSubscription(TOPIC, "s", LATEST),
     SeekTopicSubscription(TOPIC, "s", EARLIEST, batch_index=0, excluded=True),
     SeekTopicSubscriptionToTime(TOPIC, "s", 7),
+    ExpireMessages(TOPIC, "s", 7),
+    ExpireUpTo(TOPIC, "s", LATEST, excluded=True),
 ]
 
 
@@ -59,7 +74,7 @@ def test_request_arrives_as_it_was_sent(request_: Request[LocalTopics, object]) 
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == TOPIC_REQUESTS.keys()
-    assert len(TOPIC_REQUESTS) == 10
+    assert len(TOPIC_REQUESTS) == 17
 
 
 def test_no_kind_is_in_two_tables() -> None:
@@ -78,7 +93,10 @@ def test_request_goes_to_the_owner_of_its_topic() -> None:
     [
         (UnloadTopic(TOPIC), None),
         (ViewTopicStats(TOPIC), {"storageSize": 3, "publishers": []}),
+        (CompactTopic(TOPIC), True),
         (ListTopicSubscriptions(TOPIC), ["s", "a b/c"]),
+        (ListUnmanagedClients(TOPIC), ["consumer 'c' of subscription 's'"]),
+        (ViewTopicProperties(TOPIC), {"k": "v"}),
         (CreateTopicSubscription(TOPIC, "s", LATEST), False),
     ],
     ids=lambda each: type(each).__name__,

@@ -9,7 +9,9 @@ import pytest
 from broker.app.service import Broker
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.producer_access import ProducerBusy
+from broker.topics.reserved_names import ReservedTopicName
 from broker.topics.topic import SubscriptionNotFound, TopicNotFound, TopicState
+from config.bounds import METADATA_KEY_BYTES
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, parse_topic_name
@@ -37,13 +39,52 @@ async def partitions(client: RawClient, topic: str, *, create: bool = True) -> i
     return answer.partitioned_metadata_response.partitions
 
 
-async def test_a_v4_client_with_transactions_is_refused_at_once(connect: Connect) -> None:
-    """It asks for the partitions of a topic of its coordinators, and hangs if there are any."""
+async def test_a_v4_client_finds_its_coordinators_by_a_name(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = await connect()
     assigned = "persistent://pulsar/system/transaction_coordinator_assign"
     for create in (False, True):
-        assert await code_of(partitions(client, assigned, create=create)) == "NotAllowedError"
-    assert await code_of(client.lookup(f"{assigned}-partition-0")) == "NotAllowedError"
+        assert await partitions(client, assigned, create=create) == 16
+    for name in (assigned, f"{assigned}-partition-0", f"{assigned}-partition-15"):
+        answer = await client.lookup(name)
+        assert answer.response == pb.CommandLookupTopicResponse.Connect
+        assert answer.broker_service_url == f"pulsar://127.0.0.1:{broker.port}"
+    assert await code_of(client.lookup(f"{assigned}-partition-16")) == "TopicNotFound"
+    monkeypatch.setattr(broker.transactions.coordinators, "assignments", dict)
+    assert await code_of(client.lookup(f"{assigned}-partition-4")) == "ServiceNotReady"
+
+
+async def test_a_v4_client_finds_no_coordinators_where_they_are_off(tmp_path: Path) -> None:
+    assigned = "persistent://pulsar/system/transaction_coordinator_assign"
+    async with running(tmp_path, transaction_coordinator_enabled=False) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        assert await partitions(client, assigned) == 0
+        assert await code_of(client.lookup(f"{assigned}-partition-0")) == "NotAllowedError"
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "persistent://pulsar/system/transaction_coordinator_assign",
+        "persistent://pulsar/system/transaction_coordinator_assign-partition-3",
+        "persistent://pulsar/system/__transaction_log_3",
+        "persistent://public/default/t-s__transaction_pending_ack",
+        "persistent://public/default/t-s__transaction_pending_ack-partition-0",
+    ],
+)
+async def test_names_of_coordinators_and_their_logs_are_no_topics(
+    broker: Broker, connect: Connect, topic: str
+) -> None:
+    client = await connect()
+    assert await code_of(client.create_producer(topic)) == "NotAllowedError"
+    assert await code_of(client.subscribe(topic, "s")) == "NotAllowedError"
+    for create in (broker.topics.create, broker.topics.create_partition):
+        with pytest.raises(ReservedTopicName):
+            await create(name_of(topic))
+    for namespace in (NamespaceName("pulsar", "system"), DEFAULT):
+        assert await broker.topics.list_names(namespace) == []
 
 
 @pytest.mark.parametrize(
@@ -76,6 +117,14 @@ async def test_a_lookup_answers_for_every_domain_and_makes_nothing(
 )
 async def test_names_that_cannot_be_looked_up(connect: Connect, topic: str, code: str) -> None:
     assert await code_of((await connect()).lookup(topic)) == code
+
+
+async def test_producer_name_that_is_too_long_is_refused(connect: Connect) -> None:
+    client = await connect()
+    named = pb.CommandProducer(producer_name="n" * (METADATA_KEY_BYTES + 1))
+    assert await code_of(client.create_producer(TOPIC, named)) == "NotAllowedError"
+    named.producer_name = "n" * METADATA_KEY_BYTES
+    await client.create_producer(TOPIC, named)
 
 
 async def test_scalable_names_are_refused_when_the_feature_is_off(tmp_path: Path) -> None:

@@ -12,36 +12,43 @@ Kind = pb.BaseCommand
 
 
 class TransactionClient:
-    """The commands of a v5 client about transactions, on one connection."""
+    """The commands of a client about transactions, on one connection.
 
-    def __init__(self, raw: RawClient) -> None:
+    `scalable` False: the client is of a version before 5.
+    """
+
+    def __init__(self, raw: RawClient, *, scalable: bool = True) -> None:
         self.raw = raw
+        self.scalable = scalable
 
     async def attach(self, tc: int = 0) -> None:
         """TC_CLIENT_CONNECT_REQUEST."""
         await self.raw.request(
             Kind.TC_CLIENT_CONNECT_REQUEST,
-            pb.CommandTcClientConnectRequest(tc_id=tc, scalable=True),
+            pb.CommandTcClientConnectRequest(tc_id=tc, scalable=self.scalable),
         )
 
     async def begin(self, tc: int = 0, ttl_ms: int = 60_000) -> tuple[int, int]:
         """NEW_TXN: most and least bits."""
         answer = await self.raw.request(
-            Kind.NEW_TXN, pb.CommandNewTxn(tc_id=tc, txn_ttl_millis=ttl_ms, scalable=True)
+            Kind.NEW_TXN, pb.CommandNewTxn(tc_id=tc, txn_ttl_millis=ttl_ms, scalable=self.scalable)
         )
         return answer.new_txn_response.txnid_most_bits, answer.new_txn_response.txnid_least_bits
 
     async def add_partitions(self, txn: tuple[int, int], *topics: str) -> None:
         """ADD_PARTITION_TO_TXN."""
         command = pb.CommandAddPartitionToTxn(
-            txnid_most_bits=txn[0], txnid_least_bits=txn[1], partitions=topics, scalable=True
+            txnid_most_bits=txn[0],
+            txnid_least_bits=txn[1],
+            partitions=topics,
+            scalable=self.scalable,
         )
         await self.raw.request(Kind.ADD_PARTITION_TO_TXN, command)
 
     async def add_subscription(self, txn: tuple[int, int], topic: str, subscription: str) -> None:
         """ADD_SUBSCRIPTION_TO_TXN."""
         command = pb.CommandAddSubscriptionToTxn(
-            txnid_most_bits=txn[0], txnid_least_bits=txn[1], scalable=True
+            txnid_most_bits=txn[0], txnid_least_bits=txn[1], scalable=self.scalable
         )
         command.subscription.add(topic=topic, subscription=subscription)
         await self.raw.request(Kind.ADD_SUBSCRIPTION_TO_TXN, command)
@@ -49,7 +56,10 @@ class TransactionClient:
     async def end(self, txn: tuple[int, int], action: "pb.TxnAction" = pb.COMMIT) -> None:
         """END_TXN."""
         command = pb.CommandEndTxn(
-            txnid_most_bits=txn[0], txnid_least_bits=txn[1], txn_action=action, scalable=True
+            txnid_most_bits=txn[0],
+            txnid_least_bits=txn[1],
+            txn_action=action,
+            scalable=self.scalable,
         )
         await self.raw.request(Kind.END_TXN, command)
 
@@ -68,6 +78,11 @@ class TransactionClient:
 
 
 Client = TransactionClient
+
+
+@pytest.fixture
+async def v4_client(connect: Connect) -> TransactionClient:
+    return TransactionClient(await connect(), scalable=False)
 
 
 @pytest.fixture

@@ -217,18 +217,6 @@ async def test_a_coordinator_that_is_not_led_here_is_not_found(
         assert "numbered from 0" in refused.value.message
 
 
-async def test_older_clients_are_refused(txn_client: TransactionClient) -> None:
-    for kind, body in (
-        (Kind.TC_CLIENT_CONNECT_REQUEST, pb.CommandTcClientConnectRequest(tc_id=0)),
-        (Kind.NEW_TXN, pb.CommandNewTxn(tc_id=0)),
-        (Kind.END_TXN_ON_PARTITION, pb.CommandEndTxnOnPartition(topic=TOPIC)),
-    ):
-        with pytest.raises(BrokerError) as refused:
-            await txn_client.raw.request(kind, body)
-        assert refused.value.code == pb.NotAllowedError
-        assert "v5 client" in refused.value.message
-
-
 async def test_transactions_switched_off(tmp_path: Path) -> None:
     async with running(tmp_path, transactions_enabled=False) as broker:
         client = TransactionClient(await RawClient.open("127.0.0.1", broker.port))

@@ -128,7 +128,9 @@ async def test_one_transaction_with_what_it_touches(site: Site) -> None:
     assert isinstance(pulsar, dict)
     assert pulsar["txnId"] == f"(2,{txn.least})"
     assert pulsar["status"] == "OPEN"
-    assert pulsar["producedPartitions"] == {"segment://a/b/c/0000-ffff-0": {"startPosition": "7:8"}}
+    assert pulsar["producedPartitions"] == {
+        "segment://a/b/c/0000-ffff-0": {"startPosition": "7:8", "aborted": False}
+    }
     assert pulsar["ackedPartitions"] == {TOPIC: {"sub": {"cumulativeAckPosition": None}}}
     assert "no transaction 2_4711" in await site.rest.refused(
         404, "GET", f"{BASE}/transaction/2/4711"

@@ -366,18 +366,17 @@ async def test_a_topic_that_was_lost_while_it_was_loaded_is_given_up(
 
 @pytest.mark.parametrize(
     "named",
-    [None, (0, 77), (1, 0)],
-    ids=["no transaction", "another one", "another coordinator"],
+    [(0, 77), (1, 0)],
+    ids=["another one", "another coordinator"],
 )
 async def test_a_message_that_says_otherwise_than_its_send_is_refused(
-    broker: Broker, txn_client: TransactionClient, named: tuple[int, int] | None
+    broker: Broker, txn_client: TransactionClient, named: tuple[int, int]
 ) -> None:
     consumer = await reader(txn_client.raw)
     producer = await txn_client.raw.create_producer(TOPIC)
     most, least = txn = await txn_client.begin()
     metadata = pb.MessageMetadata()
-    if named is not None:
-        metadata.txnid_most_bits, metadata.txnid_least_bits = named
+    metadata.txnid_most_bits, metadata.txnid_least_bits = named
     with pytest.raises(BrokerError, match="its message names"):
         await producer.send(
             b"of two minds",
@@ -388,6 +387,34 @@ async def test_a_message_that_says_otherwise_than_its_send_is_refused(
     await txn_client.end(txn, pb.ABORT)
     await send(producer, None, b"last")
     assert await read_to(consumer, b"last") == [b"last"]
+
+
+@pytest.mark.parametrize("end", [pb.COMMIT, pb.ABORT])
+async def test_message_that_names_no_transaction_gets_the_one_of_its_send(
+    tmp_path: Path, end: "pb.TxnAction"
+) -> None:
+    """As Pulsar's Go client sends it; after a restart too, as readers go by the message."""
+    async with running(tmp_path) as broker, clients(broker) as client:
+        producer = await client.raw.create_producer(TOPIC)
+        most, least = txn = await client.begin()
+        for payload in (b"first", b"second"):
+            await producer.send(
+                payload,
+                metadata=pb.MessageMetadata(partition_key="k"),
+                send=pb.CommandSend(txnid_most_bits=most, txnid_least_bits=least),
+            )
+        await client.end(txn, end)
+        await send(producer, None, b"last")
+    async with running(tmp_path) as broker, clients(broker) as client:
+        consumer = await reader(client.raw)
+        if end == pb.COMMIT:
+            for payload in (b"first", b"second"):
+                found = await consumer.receive()
+                assert found.payload == payload
+                assert found.metadata.partition_key == "k"
+                named = found.metadata.txnid_most_bits, found.metadata.txnid_least_bits
+                assert named == txn
+        assert (await consumer.receive()).payload == b"last"
 
 
 @pytest.mark.parametrize("deduplication", [False, True], ids=["as it comes", "deduplicated"])

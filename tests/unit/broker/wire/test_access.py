@@ -1,7 +1,7 @@
 """Commands against their access rules, on a broker with authorization."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,10 +13,15 @@ from broker.app.service import Broker
 from broker.wire.handlers.access import RULES
 from broker.wire.handlers.guard import AccessGuard
 from broker.wire.handlers.table import handler_table
-from config.bounds import TXN_PARTITIONS_OF_REQUEST
+from config.bounds import (
+    ACCESSES_OF_ID,
+    AUDIT_LINES_OF_CALLER_PER_S,
+    TXN_PARTITIONS_OF_REQUEST,
+)
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import FIELD_OF_TYPE
-from magnetar.protocol.names import NamespaceName
+from magnetar.protocol.names import NamespaceName, parse_topic_name
+from security.access import Access, Need, on_topic
 from storage.metadata.store import MetadataError
 from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
@@ -73,8 +78,8 @@ def lookup(topic: str = TOPIC) -> pb.CommandLookupTopic:
     return pb.CommandLookupTopic(topic=topic)
 
 
-def producer(topic: str = TOPIC) -> pb.CommandProducer:
-    return pb.CommandProducer(topic=topic, producer_id=1)
+def producer(topic: str = TOPIC, producer_id: int = 1) -> pb.CommandProducer:
+    return pb.CommandProducer(topic=topic, producer_id=producer_id)
 
 
 def subscriber(subscription: str = "s") -> pb.CommandSubscribe:
@@ -104,9 +109,22 @@ def test_every_command_has_a_rule_and_every_rule_a_command() -> None:
 
 async def test_a_table_of_handlers_without_a_rule_is_refused(secured: Secured) -> None:
     assert secured.broker.authorizer is not None
-    guard = AccessGuard(secured.broker.authorizer, {}, dry_run=False)
+    guard = AccessGuard(secured.broker.authorizer, {}, secured.broker.audit, dry_run=False)
     with pytest.raises(ValueError, match="No access rule"):
         guard.guarded(handler_table())
+
+
+async def test_every_role_finds_the_coordinators_of_v4_clients(secured: Secured) -> None:
+    assigned = "persistent://pulsar/system/transaction_coordinator_assign"
+    partitions = pb.CommandPartitionedTopicMetadata(topic=assigned)
+    for role in ("root", "stranger"):
+        client = await secured.client(role)
+        assert await outcome(client, Kind.PARTITIONED_METADATA, partitions) is None
+        assert await outcome(client, Kind.LOOKUP, lookup(f"{assigned}-partition-0")) is None
+        begun = await outcome(client, Kind.NEW_TXN, pb.CommandNewTxn(tc_id=0))
+        assert begun is None
+    refused = await outcome(client, Kind.PRODUCER, producer(assigned))
+    assert refused == pb.AuthorizationError
 
 
 async def test_a_superuser_may_all_and_a_stranger_nothing(secured: Secured) -> None:
@@ -317,6 +335,20 @@ async def test_logins_and_denials_are_in_the_metrics(secured: Secured) -> None:
     assert "pulsar_authentication_failures_total{" in text
 
 
+async def test_denials_that_are_not_logged_are_counted(secured: Secured) -> None:
+    client, other = await secured.client("stranger"), await secured.client("other")
+    with capture_logs() as logs:
+        for _ in range(AUDIT_LINES_OF_CALLER_PER_S + 30):
+            await outcome(client, Kind.LOOKUP, lookup())
+        await outcome(other, Kind.LOOKUP, lookup())
+    denied = [each["role"] for each in logs if each["event"] == "access_denied"]
+    assert denied[-1] == "other"
+    left_out = AUDIT_LINES_OF_CALLER_PER_S + 31 - len(denied)
+    assert left_out == secured.broker.audit.dropped
+    text = await metrics_text(secured.broker)
+    assert f'magnetar_audit_lines_dropped_total{{cluster="standalone"}} {left_out}.0' in text
+
+
 async def test_a_request_with_too_many_names_is_refused_before_they_are_read(
     secured: Secured,
 ) -> None:
@@ -368,6 +400,55 @@ async def test_what_was_closed_is_not_checked_again(secured: Secured) -> None:
     assert not client.closed.done()
 
 
+async def test_acknowledgement_behind_the_close_is_refused_after_grants_changed(
+    secured: Secured,
+) -> None:
+    await secured.grant(user=["produce", "consume"])
+    client = await secured.client("user")
+    await client.request(Kind.SUBSCRIBE, subscriber())
+    close = pb.CommandCloseConsumer(consumer_id=1)
+    ack = pb.CommandAck(
+        consumer_id=1,
+        ack_type=pb.CommandAck.Individual,
+        message_id=[pb.MessageIdData(ledger_id=0, entry_id=0)],
+    )
+    await client.request(Kind.CLOSE_CONSUMER, close)
+    await client.request(Kind.ACK, ack)
+    await secured.grant(user=["produce"])
+    assert await outcome(client, Kind.ACK, ack) == pb.ConsumerNotFound
+    assert not client.closed.done()
+
+
+async def test_a_watch_that_fails_leaves_the_later_one_of_its_id(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else that one could not be closed, and would outlive a grant that is withdrawn."""
+    listings = secured.broker.topics.listings
+    get, asked, release = listings.get, asyncio.Event(), asyncio.Event()
+
+    async def fail_first(*args: object) -> object:
+        if asked.is_set():
+            return await get(*args)  # type: ignore[arg-type]
+        asked.set()
+        await release.wait()
+        raise MetadataError("The store is away.")
+
+    monkeypatch.setattr(listings, "get", fail_first)
+    client = await secured.client("root")
+    watch = pb.CommandWatchTopicList(
+        namespace="public/default", topics_pattern=".*", watcher_id=1, request_id=990
+    )
+    client.send(Kind.WATCH_TOPIC_LIST, watch)
+    await client.wait(asked.wait())
+    later = pb.CommandWatchTopicList(namespace="public/default", topics_pattern=".*", watcher_id=1)
+    answer = asyncio.ensure_future(client.request(Kind.WATCH_TOPIC_LIST, later))
+    await client.ping()
+    release.set()
+    await answer
+    (connection,) = secured.broker.connections
+    assert list(connection.topic_watches) == [1]
+
+
 async def test_a_connection_whose_rights_cannot_be_read_is_closed(secured: Secured) -> None:
     await secured.grant(user=["produce"])
     client = await secured.client("user")
@@ -382,3 +463,70 @@ async def test_a_connection_whose_rights_cannot_be_read_is_closed(secured: Secur
     authorizer.decide = failing  # type: ignore[method-assign, assignment]
     await secured.grant(user=["produce", "consume"])
     await asyncio.wait_for(client.closed, 10)
+
+
+async def test_more_topics_under_one_id_than_are_remembered_end_the_connection(
+    secured: Secured,
+) -> None:
+    await secured.grant(user=["produce"])
+    client = await secured.client("user")
+    for number in range(ACCESSES_OF_ID):
+        await client.request(Kind.PRODUCER, producer(f"{TOPIC}-{number}"))
+    assert not client.closed.done()
+    with pytest.raises(ConnectionError):
+        await client.request(Kind.PRODUCER, producer(f"{TOPIC}-last"))
+    await asyncio.wait_for(client.closed, 10)
+
+
+@pytest.mark.parametrize("superusers", [(), ("root",)])
+async def test_broker_without_superusers_says_so_at_its_start(
+    tmp_path: Path, superusers: tuple[str, ...]
+) -> None:
+    settings = {**TOKENS, "authorization": "on", "superuser_roles": superusers}
+    with capture_logs() as logs:
+        async with running(tmp_path, **settings):
+            pass
+    warned = [each for each in logs if each["event"] == "no_superuser_roles"]
+    assert len(warned) == (0 if superusers else 1)
+
+
+async def test_more_ids_than_are_remembered_end_the_connection(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.wire.handlers.guard.ACCESSES_OF_CONNECTION", 5)
+    await secured.grant(user=["produce", "consume"])
+    client = await secured.client("user")
+    for number in range(1, 6):
+        await client.request(Kind.PRODUCER, producer(producer_id=number))
+    await client.request(Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=5))
+    await client.request(Kind.PRODUCER, producer(producer_id=6))
+    assert not client.closed.done()
+    with pytest.raises(ConnectionError):
+        await client.request(Kind.SUBSCRIBE, subscriber())
+    await asyncio.wait_for(client.closed, 10)
+
+
+async def test_a_grant_that_is_withdrawn_while_records_are_read_does_not_count(
+    secured: Secured,
+) -> None:
+    await secured.grant(user=["produce"])
+    authorizer = secured.broker.authorizer
+    assert authorizer is not None
+    decided, go_on = asyncio.Event(), asyncio.Event()
+    decide = authorizer.decide
+
+    async def slow(roles: Sequence[str], questions: Sequence[Access]) -> bool:
+        allowed = await decide(roles, questions)
+        decided.set()
+        await go_on.wait()
+        return allowed
+
+    authorizer.decide = slow  # type: ignore[method-assign]
+    client = await secured.client("user")
+    opening = asyncio.ensure_future(outcome(client, Kind.PRODUCER, producer()))
+    await asyncio.wait_for(decided.wait(), 10)
+    await secured.grant()
+    questions = (on_topic(Need.PRODUCE, parse_topic_name(TOPIC)),)
+    await until(lambda: authorizer.decide_now(("user",), questions) is False)
+    go_on.set()
+    assert await opening == pb.AuthorizationError

@@ -1,7 +1,9 @@
 """One connection: handshake, keep-alive, bounds, and what ends it."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from broker.topics.publish_limits import PublishLimits
 from broker.wire.connection import Connection, Handler
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
+from broker.wire.peer_memory import PeerMemory
 from broker.wire.server import BinaryServer
 from config.bounds import CONNECTION_WRITE_HIGH_WATER, MAX_MESSAGE_SIZE
 from magnetar.protocol import pulsar_pb2 as pb
@@ -38,7 +41,7 @@ def answering(handlers: Mapping[int, Handler]) -> Mapping[int, Handler]:
 
 async def serve(broker: Broker, handlers: Mapping[int, Handler]) -> RawClient:
     """A client of a second socket of the broker, whose commands are handled otherwise."""
-    server = BinaryServer(broker, answering(handlers), send, max_connections=1000)
+    server = BinaryServer(broker, answering(handlers), send)
     server.bind("127.0.0.1", 0)
     await server.start()
     client = await RawClient.open("127.0.0.1", server.port)
@@ -268,3 +271,57 @@ async def test_connections_have_a_bound(tmp_path: Path) -> None:
         await refused.wait_closed()
         await client.ping()
         await client.close()
+
+
+async def test_silent_connections_do_not_lock_out_a_client(tmp_path: Path) -> None:
+    async with running(tmp_path, max_connections=3) as broker:
+        present = await RawClient.open("127.0.0.1", broker.port)
+        silent = [await RawClient.open_socket("127.0.0.1", broker.port) for _ in range(2)]
+        newcomer = await RawClient.open("127.0.0.1", broker.port)
+        await silent[0].wait_closed()
+        for client in (present, newcomer):
+            await client.ping()
+            await client.close()
+        assert not silent[1].closed.done()
+        await silent[1].close()
+
+
+async def test_connections_that_come_all_at_once_have_a_bound(tmp_path: Path) -> None:
+    """All that are accepted in one turn of the loop are looked at before any of them counts."""
+    async with running(tmp_path, max_connections=3) as broker, AsyncExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", broker.port)))
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await client.ping()
+        assert len(broker.connections) <= 3
+        await client.close()
+
+
+async def test_an_address_has_as_many_connections_as_the_setting_says(tmp_path: Path) -> None:
+    async with running(tmp_path, max_connections_per_address=1) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        refused = await RawClient.open_socket("127.0.0.1", broker.port)
+        await refused.wait_closed()
+        await client.ping()
+        await client.close()
+        await client.wait_closed()
+        again = await RawClient.open("127.0.0.1", broker.port)
+        await again.close()
+
+
+async def test_unfinished_frames_of_one_address_are_bounded_before_the_login(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as broker:
+        broker.peer_memory = PeerMemory(
+            2**30, 10, asyncio.get_running_loop().time, before_login_bytes=120_000
+        )
+        begun = [await RawClient.open_socket("127.0.0.1", broker.port) for _ in range(3)]
+        for each in begun:
+            each.write((60_000).to_bytes(4, "big") + bytes(50_000))
+        await until(lambda: broker.peer_memory.given_up == 1)
+        assert 0 < broker.peer_memory.total <= 120_000
+        ended = sum(each.closed.done() for each in begun)
+        assert ended <= 1
+        for each in begun:
+            await each.close()

@@ -111,6 +111,27 @@ async def test_the_same_subscribe_again_succeeds_again(topic: HandlerTopic, peer
     assert len(topic.requests) == 1
 
 
+async def test_close_in_the_same_read_takes_the_subscribe_back(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    """Both commands are served in one turn of the loop, before any task of the first one runs."""
+    asked = pb.CommandSubscribe(
+        topic=str(topic.name),
+        subscription="s",
+        consumer_id=1,
+        request_id=7,
+        sub_type=pb.CommandSubscribe.Exclusive,
+    )
+    opening = peer.call(BaseCommand.SUBSCRIBE, asked)
+    peer.call(BaseCommand.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=1, request_id=8))
+    assert opening is not None
+    with pytest.raises(SubscriptionUnavailable):
+        await opening
+    await settle()
+    assert peer.consumers == {}
+    assert topic.subscriptions == {}
+
+
 async def test_close_takes_back_a_subscribe_in_progress(topic: HandlerTopic, peer: Peer) -> None:
     topic.gate = asyncio.Event()
     opening = asyncio.create_task(peer.subscribe())
@@ -348,11 +369,22 @@ async def test_consumer_stats(topic: HandlerTopic, peer: Peer) -> None:
     await peer.subscribe(sub_type=1, consumer_name="me")
     peer.call(BaseCommand.FLOW, pb.CommandFlow(consumer_id=1, message_permits=10))
     await settle()
+    last = pb.MessageIdData(ledger_id=1, entry_id=0)
+    peer.call(
+        BaseCommand.ACK,
+        pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=[last]),
+    )
+    everything = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1)
+    peer.call(BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES, everything)
+    await settle()
     request = pb.CommandConsumerStats(consumer_id=1, request_id=6)
     stats = (await peer.ask(BaseCommand.CONSUMER_STATS, request)).consumer_stats_response
-    assert (stats.consumer_name, stats.type, stats.unacked_messages) == ("me", "Shared", 2)
-    assert (stats.available_permits, stats.msg_backlog) == (8, 2)
+    assert (stats.consumer_name, stats.type, stats.unacked_messages) == ("me", "Shared", 1)
+    assert (stats.available_permits, stats.msg_backlog) == (7, 1)
     assert stats.connected_since == "1970-01-01T00:00:10.000Z"
+    # Rates are taken over one second at least.
+    assert (stats.msg_rate_out, stats.message_ack_rate, stats.msg_rate_redeliver) == (3, 1, 1)
+    assert stats.msg_throughput_out >= 3 * len(entry_bytes(0))
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ async def test_connection_above_its_time_lets_others_be_served_in_between(
         seen.append(command.lookup.request_id)
 
     seen: list[int] = []
-    server = BinaryServer(broker, answering({Kind.LOOKUP: handler}), send, max_connections=10)
+    server = BinaryServer(broker, answering({Kind.LOOKUP: handler}), send)
     server.bind("127.0.0.1", 0)
     await server.start()
     client = await RawClient.open("127.0.0.1", server.port)

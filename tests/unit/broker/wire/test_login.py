@@ -1,11 +1,13 @@
 """Logins of connections, and refreshes of their credentials."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app.service import Broker
 from broker.wire.connection import ConnectionState
@@ -18,6 +20,8 @@ from tests.support.waiting import until
 
 Kind = pb.BaseCommand
 CHECK_S = 0.05
+SLACK_S = 2
+"""For a machine that is busy."""
 Open = Callable[[pb.CommandConnect | None], Coroutine[None, None, RawClient]]
 
 
@@ -87,6 +91,19 @@ async def test_a_client_without_valid_credentials_gets_one_sentence(
     await until(lambda: not broker.connections)
 
 
+@pytest.mark.parametrize(
+    ("connect", "event"),
+    [(None, "connection_refused"), (connect_as("alice", life_s=-60), "login_failed")],
+    ids=["none", "expired"],
+)
+async def test_a_refused_login_has_one_line_in_the_log(
+    open_client: Open, connect: pb.CommandConnect | None, event: str
+) -> None:
+    with capture_logs() as lines, pytest.raises(BrokerError):
+        await open_client(connect)
+    assert [each["event"] for each in lines if each["log_level"] == "warning"] == [event]
+
+
 async def test_nothing_is_served_before_the_credentials_are_checked(broker: Broker) -> None:
     assert broker.authenticator is not None
     held = asyncio.Event()
@@ -133,12 +150,38 @@ async def test_a_refresh_as_another_role_ends_the_connection(
     await asyncio.wait_for(client.closed, 10)
 
 
-async def test_a_client_that_does_not_answer_the_challenge_is_disconnected(
-    open_client: Open,
+@pytest.mark.parametrize(
+    ("original", "checked"),
+    [
+        (None, False),
+        ("principal", False),
+        ("principal and credentials", False),
+        ("principal and credentials", True),
+    ],
+)
+async def test_cve_2023_31007_a_connection_ends_with_its_credentials(
+    tmp_path: Path, original: str | None, checked: bool
 ) -> None:
-    client = await open_client(connect_as("alice", life_s=1.5))
-    await challenged(client)
-    await asyncio.wait_for(client.closed, 10)
+    """Without an answer to AUTH_CHALLENGE, behind a proxy or not: within two periods."""
+    settings = {**TOKENS, "authentication_refresh_check_s": CHECK_S, "proxy_roles": ("gate",)}
+    settings["authenticate_original_client"] = checked
+    async with running(tmp_path, **settings) as broker:
+        connect = connect_as("alice", life_s=1.5)
+        if original is not None:
+            # Where the client is checked, its own credentials are those that expire first.
+            connect = connect_as("gate", life_s=3600 if checked else 1.5)
+            connect.original_principal = "alice"
+        if original == "principal and credentials":
+            connect.original_auth_method = "token"
+            connect.original_auth_data = token_of("alice", life_s=1.5)
+        expires_s = int(time.time() + 1.5)
+        client = await RawClient.open("127.0.0.1", broker.port, connect)
+        await asyncio.wait_for(client.closed, 10)
+        assert expires_s <= time.time() < expires_s + 2 * CHECK_S + SLACK_S
+        challenges = [client.events.get_nowait().type for _ in range(client.events.qsize())]
+        # A proxy cannot get new credentials; a client that is believed has none of its own.
+        refreshable = original is None or checked
+        assert challenges == ([Kind.AUTH_CHALLENGE] if refreshable else [])
 
 
 async def test_a_client_that_cannot_refresh_is_disconnected(open_client: Open) -> None:

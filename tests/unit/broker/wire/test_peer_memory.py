@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -21,6 +23,8 @@ from magnetar.protocol.frames import encode_command
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient, basecommand
+from tests.support.roles import SECRET_KEY, connect_as
+from tests.support.security import Security
 from tests.support.waiting import until
 from tests.unit.broker.wire.test_connection import only, serve
 
@@ -37,8 +41,9 @@ def partial_frame(announced: int, sent: int) -> bytes:
 class Peer:
     """A `Holder` whose figures a test sets."""
 
-    def __init__(self, held_bytes: int = 0) -> None:
+    def __init__(self, held_bytes: int = 0, address_before_login: str | None = None) -> None:
         self.held_bytes = held_bytes
+        self.address_before_login = address_before_login
         self.progress_bytes = 0
         self.waits_for_broker = False
         self.given_up = False
@@ -52,10 +57,10 @@ class Account:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.memory = PeerMemory(1_000_000, 100, lambda: self.now_s)
+        self.memory = PeerMemory(1_000_000, 100, lambda: self.now_s, before_login_bytes=80_000)
 
-    def hold(self, held_bytes: int) -> Peer:
-        peer = Peer(held_bytes)
+    def hold(self, held_bytes: int, address_before_login: str | None = None) -> Peer:
+        peer = Peer(held_bytes, address_before_login)
         self.memory.report(peer)
         return peer
 
@@ -106,6 +111,32 @@ def test_peer_that_makes_progress_is_ended_after_those_that_make_none() -> None:
         account.memory.report(reading)
     account.hold(160_000)
     assert (reading.given_up, stalled.given_up) == (False, True)
+
+
+def test_an_address_has_little_memory_before_its_peers_log_in() -> None:
+    account = Account()
+    honest = account.hold(50_000, "10.0.0.9")
+    old = account.hold(30_000, "10.0.0.1")
+    account.now_s = 2.0
+    young = [account.hold(20_000, "10.0.0.1") for _ in range(3)]
+    assert (old.given_up, [each.given_up for each in young]) == (True, [False] * 3)
+    assert not honest.given_up
+    assert account.memory.total == 50_000 + 3 * 20_000
+    account.hold(20_000, "10.0.0.1")
+    assert account.memory.total == 50_000 + 4 * 20_000, "80,000 bytes are allowed"
+
+
+def test_the_memory_of_a_peer_that_has_logged_in_is_not_that_of_its_address() -> None:
+    account = Account()
+    peer = account.hold(60_000, "10.0.0.1")
+    peer.address_before_login = None
+    other = account.hold(60_000, "10.0.0.1")
+    assert (peer.given_up, other.given_up) == (False, False)
+    for each in (peer, other):
+        account.memory.forget(each)
+    assert account.memory.total == 0
+    account.hold(79_000, "10.0.0.1")
+    assert account.memory.given_up == 0
 
 
 def test_a_byte_now_and_then_is_no_progress() -> None:
@@ -246,6 +277,53 @@ def test_a_closed_connection_is_freed_on_uvloop_too(
                 await until(freed)
 
     uvloop.run(attack())
+
+
+LOGINS = {
+    "valid": connect_as("alice"),
+    "token": connect_as("alice", life_s=-60),
+    "password": pb.CommandConnect(auth_method_name="basic", auth_data=b"alice:x"),
+    "none": pb.CommandConnect(),
+}
+
+
+async def test_logins_are_freed_without_a_garbage_collection(
+    tmp_path: Path, no_collection: None
+) -> None:
+    """A broker hardly collects garbage, and OpenSSL's objects take some 50 KB each."""
+    security = Security(tmp_path / "security")
+    settings = {**security.settings, "plaintext_ports": True, "authorization": "off"}
+    settings |= {
+        "authentication_providers": ("token", "basic"),
+        "token_secret_keys": (SECRET_KEY,),
+        "superuser_roles": ("root",),
+        "broker_client_token_file": None,
+    }
+    async with running(tmp_path / "data", **settings) as broker:
+        for port, tls in ((broker.port, None), (broker.port_tls, security.context)):
+            assert port is not None
+            for name, login in LOGINS.items():
+                assert await is_freed(broker, port, tls, login), (name, tls)
+
+
+async def is_freed(
+    broker: Broker, port: int, tls: ssl.SSLContext | None, login: pb.CommandConnect
+) -> bool:
+    """Whether a connection is freed after this login, and with it what OpenSSL has for it."""
+    client = await RawClient.open_socket("127.0.0.1", port, tls=tls)
+    await until(lambda: len(broker.connections) == 1)
+    freed = weakref.ref(only(broker))
+    request = pb.CommandConnect(client_version="x")
+    request.MergeFrom(login)
+    client.send(Kind.CONNECT, request)
+    await client.wait(client.events.get())
+    await client.close()
+    await until(lambda: not broker.connections)
+    for _ in range(10):
+        if freed() is None:
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 async def test_a_closing_connection_drops_its_input_at_once(broker: Broker) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.wire.peer_memory import PeerMemory
 from broker.wire.tls_handshakes import Handshakes
-from broker.wire.tls_stream import StreamState, TlsStream
+from broker.wire.tls_stream import StreamState, TlsStream, new_read_buffer
 from tests.support.authority import HOST, Authority
 from tests.support.waiting import until
 
@@ -60,6 +60,7 @@ class Listening:
         self.streams: list[TlsStream] = []
         self.echoes: list[Echo] = []
         self.port = 0
+        self._read_buffer = new_read_buffer()
         self._context = context
         self._handshake_s = handshake_s
 
@@ -69,6 +70,7 @@ class Listening:
             self._make_echo,
             self.handshakes,
             self.memory,
+            self._read_buffer,
             handshake_s=self._handshake_s,
         )
         self.streams.append(stream)
@@ -349,6 +351,7 @@ class FakeRaw:
 
     def __init__(self) -> None:
         self.written = bytearray()
+        self.largest_write = 0
         self.closed = False
         self.paused = False
 
@@ -357,6 +360,7 @@ class FakeRaw:
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.largest_write = max(self.largest_write, len(data))
 
     def pause_reading(self) -> None:
         self.paused = True
@@ -394,19 +398,9 @@ def test_any_pieces_give_the_messages_or_an_end(
             echoes.append(Echo())
             return echoes[-1]
 
-        stream = TlsStream(server, make, Handshakes(lambda _: True), memory)
+        stream = TlsStream(server, make, Handshakes(lambda _: True), memory, new_read_buffer())
         stream.connection_made(cast("asyncio.Transport", raw))
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = authority.client_context().wrap_bio(incoming, outgoing, server_hostname=HOST)
-        for _ in range(3):
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await feed(stream, raw, outgoing.read(), cuts)
-                incoming.write(bytes(raw.written))
-                raw.written.clear()
-        await feed(stream, raw, outgoing.read(), cuts)
+        client, _, outgoing = await shake_hands_in_memory(stream, raw, authority, cuts)
         for each in messages:
             client.write(each) if len(each) <= 16_384 else write_all(client, each)
         data = bytearray(outgoing.read())
@@ -426,6 +420,64 @@ def test_any_pieces_give_the_messages_or_an_end(
     asyncio.run(run())
 
 
+@given(
+    sizes=st.lists(
+        st.one_of(st.integers(0, 2_000), st.integers(16_000, 17_000), st.integers(60_000, 200_000)),
+        max_size=40,
+    )
+)
+@settings(max_examples=30, deadline=None)
+def test_buffers_share_records_and_leave_in_small_pieces(
+    server: ssl.SSLContext, authority: Authority, sizes: list[int]
+) -> None:
+    async def run() -> None:
+        raw, echo = FakeRaw(), Echo()
+        memory = PeerMemory(MEMORY_BYTES, 100, asyncio.get_running_loop().time)
+        stream = TlsStream(
+            server, lambda: echo, Handshakes(lambda _: True), memory, new_read_buffer()
+        )
+        stream.connection_made(cast("asyncio.Transport", raw))
+        client, incoming, _ = await shake_hands_in_memory(stream, raw, authority, [20_000])
+        incoming.write(bytes(raw.written))
+        raw.written.clear()
+        raw.largest_write = 0
+        buffers = [bytes([at]) * size for at, size in enumerate(sizes)]
+        echo.transport.writelines(buffers)
+        assert raw.largest_write <= 64 * 1024 + 4 * 22
+        whole = b"".join(buffers)
+        # Each write has full records and one more; small buffers before a large one are a write.
+        writes = 2 * sum(size >= 16_384 for size in sizes) + len(whole) // (64 * 1024) + 1
+        most_records = len(whole) // 16_384 + 2 * writes
+        assert len(raw.written) <= len(whole) + 22 * most_records
+        incoming.write(bytes(raw.written))
+        received = bytearray()
+        with suppress(ssl.SSLWantReadError):
+            while True:
+                received += client.read(16_384)
+        assert bytes(received) == whole
+        stream.connection_lost(None)
+
+    asyncio.run(run())
+
+
+async def shake_hands_in_memory(
+    stream: TlsStream, raw: FakeRaw, authority: Authority, cuts: list[int]
+) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """Open TLS to a stream; returns the client's TLS, its input and its output."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = authority.client_context().wrap_bio(incoming, outgoing, server_hostname=HOST)
+    for _ in range(3):
+        try:
+            client.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            await feed(stream, raw, outgoing.read(), cuts)
+            incoming.write(bytes(raw.written))
+            raw.written.clear()
+    await feed(stream, raw, outgoing.read(), cuts)
+    return client, incoming, outgoing
+
+
 def write_all(client: ssl.SSLObject, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
@@ -437,7 +489,9 @@ async def feed(stream: TlsStream, raw: FakeRaw, data: bytes, cuts: list[int]) ->
     at = number = 0
     while at < len(data) and not raw.closed:
         size = cuts[number % len(cuts)]
-        stream.data_received(data[at : at + size])
+        piece = data[at : at + size]
+        stream.get_buffer(size)[: len(piece)] = piece
+        stream.buffer_updated(len(piece))
         at, number = at + size, number + 1
         while raw.paused:
             await asyncio.sleep(0)

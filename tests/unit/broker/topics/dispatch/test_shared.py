@@ -1,5 +1,7 @@
 """Shared and Key_Shared over fakes: turns, pending acknowledgements, redelivery, order of keys."""
 
+from dataclasses import replace
+
 import pytest
 
 from broker.topics.consumer import Consumer, KeySharedMode, KeySharedPolicy, SubscriptionType
@@ -194,11 +196,12 @@ async def test_batches_count_by_message_and_return_by_what_is_left() -> None:
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
 async def test_unacknowledged_bounds_stop_and_acknowledgements_go_on(
-    kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+    kind: SubscriptionType,
 ) -> None:
-    set_bound(monkeypatch, "MAX_UNACKED_PER_CONSUMER", 5)
-    set_bound(monkeypatch, "MAX_UNACKED_PER_SUBSCRIPTION", 8)
     topic = FakeTopic()
+    topic.policies = replace(
+        topic.policies, max_unacked_per_consumer=5, max_unacked_per_subscription=8
+    )
     fill(topic, 40)
     subscription = topic.subscription()
     consumers = [await attach(subscription, kind, name, permits=100) for name in "ab"]

@@ -13,13 +13,16 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.PulsarClientBuilder;
+import org.apache.pulsar.client.api.v5.auth.AuthenticationFactory;
 import org.apache.pulsar.client.api.v5.config.BackoffPolicy;
 import org.apache.pulsar.client.api.v5.config.ConnectionPolicy;
 import org.apache.pulsar.client.api.v5.config.TlsPolicy;
@@ -34,7 +37,9 @@ final class CaseRun {
     private final JsonNode args;
     private final Consumer<ObjectNode> events;
     private final ScalableAdmin admin;
+    private final RenewedToken renewedToken;
     private final Map<String, Object> facts = Collections.synchronizedMap(new TreeMap<>());
+    private final Map<String, Supplier<?>> progress = new ConcurrentHashMap<>();
     private final Deque<AutoCloseable> toClose = new ConcurrentLinkedDeque<>();
     private final Set<String> signals = new HashSet<>();
     private final BlockingQueue<JsonNode> orders = new LinkedBlockingQueue<>();
@@ -43,7 +48,8 @@ final class CaseRun {
         this.url = request.get("url").asText();
         this.args = request.path("args");
         this.events = events;
-        this.admin = new ScalableAdmin(request.get("admin").asText(), arg("adminToken", ""));
+        this.admin = new ScalableAdmin(request.get("admin").asText(), arg("adminToken", ""), arg("trust", ""));
+        this.renewedToken = args.has("token") ? RenewedToken.of(args) : null;
     }
 
     /** Runs the body under its deadline ({@code timeoutS}, 90 s unless given): some calls of the client wait for ever. */
@@ -63,6 +69,7 @@ final class CaseRun {
         if (thread.isAlive()) {
             TimeoutException stuck = new TimeoutException("the case did not end within " + deadline.toSeconds() + " s");
             stuck.setStackTrace(thread.getStackTrace());
+            progress.forEach((name, value) -> fact(name, value.get()));
             thread.interrupt();
             throw stuck;
         }
@@ -92,6 +99,11 @@ final class CaseRun {
 
     boolean flag(String name) {
         return args.path(name).asBoolean(false);
+    }
+
+    /** The token of the case's clients, where it changes; else null. */
+    RenewedToken renewedToken() {
+        return renewedToken;
     }
 
     /** The local name given as {@code topic}, or a fresh one. */
@@ -125,6 +137,8 @@ final class CaseRun {
         PulsarClientBuilder builder = PulsarClient.builder();
         if (!arg("authPlugin", "").isEmpty()) {
             builder.authentication(arg("authPlugin", ""), arg("authParams", ""));
+        } else if (renewedToken != null) {
+            builder.authentication(AuthenticationFactory.token(renewedToken));
         }
         if (!arg("trust", "").isEmpty()) {
             builder.tlsPolicy(TlsPolicy.builder()
@@ -149,6 +163,11 @@ final class CaseRun {
 
     void fact(String name, Object value) {
         facts.put(name, value);
+    }
+
+    /** A fact that is taken only if the case does not end within its deadline: how far it is. */
+    void progress(String name, Supplier<?> value) {
+        progress.put(name, value);
     }
 
     Map<String, Object> facts() {

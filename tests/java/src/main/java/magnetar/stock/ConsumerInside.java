@@ -4,6 +4,7 @@ import java.lang.reflect.Field;
 import java.lang.reflect.Method;
 import java.util.Collection;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.concurrent.CompletableFuture;
 import org.apache.pulsar.client.api.v5.MessageId;
 
@@ -31,6 +32,21 @@ final class ConsumerInside {
         Object attaching = ((Map<?, ?>) field("segmentConsumers")).get(segment);
         return attaching != null && ((CompletableFuture<?>) attaching).isDone()
                 && !((CompletableFuture<?>) attaching).isCompletedExceptionally();
+    }
+
+    /** How many messages nobody has taken, and how attaching to each segment stands. */
+    String describe() {
+        Map<Object, Object> segments = new TreeMap<>();
+        ((Map<?, ?>) field("segmentConsumers")).forEach((segment, attaching) ->
+                segments.put(segment, state((CompletableFuture<?>) attaching)));
+        return waiting() + " messages wait, segments " + segments;
+    }
+
+    private static String state(CompletableFuture<?> attaching) {
+        if (!attaching.isDone()) {
+            return "attaching";
+        }
+        return attaching.isCompletedExceptionally() ? "failed" : "attached";
     }
 
     static long segmentOf(MessageId id) {

@@ -8,12 +8,13 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * Runs cases of the stock Pulsar v5 client and prints what it saw as JSON lines; judging them is the caller's part.
+ * Runs cases of the official Pulsar clients and prints what it saw as JSON lines; judging them is the caller's part.
  *
  * <p>{@code --case NAME --url pulsar://... --admin http://... [--ARG VALUE ...]} runs one case and exits.
  * {@code --serve} reads one JSON object per line: {@code {"id":1,"case":"queue","url":..,"admin":..,"args":{..}}} starts
@@ -24,12 +25,14 @@ import java.util.concurrent.ConcurrentHashMap;
  */
 public final class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
-    private static final Map<String, Case> CASES = cases();
+    private static final Duration FAILED_PAUSE = Duration.ofSeconds(5);
 
+    private final Map<String, Case> cases;
     private final PrintStream out;
     private final Map<Long, CaseRun> running = new ConcurrentHashMap<>();
 
-    private Driver(PrintStream out) {
+    private Driver(Map<String, Case> cases, PrintStream out) {
+        this.cases = cases;
         this.out = out;
     }
 
@@ -40,6 +43,8 @@ public final class Driver {
         StreamCases.addTo(cases);
         CheckpointCases.addTo(cases);
         ReshapeCases.addTo(cases);
+        SequenceCases.addTo(cases);
+        MigrationCases.addTo(cases);
         MessageCases.addTo(cases);
         ProducerCases.addTo(cases);
         SchemaCases.addTo(cases);
@@ -48,17 +53,27 @@ public final class Driver {
         TransactionCases.addTo(cases);
         TransactionAckCases.addTo(cases);
         TransactionLoadCases.addTo(cases);
+        V4TransactionCases.addMixedTo(cases);
         BenchCases.addTo(cases);
         TransactionBenchCases.addTo(cases);
         InteropSession.addTo(cases);
+        TokenExpiryCases.addTo(cases);
+        AdminScalableCases.addTo(cases);
+        AdminCases.addTo(cases);
+        StatisticsCases.addTo(cases);
         return cases;
     }
 
     public static void main(String[] arguments) throws Exception {
+        run(cases(), arguments);
+    }
+
+    /** Runs one of these cases and exits, or serves all of them. */
+    static void run(Map<String, Case> cases, String[] arguments) throws Exception {
         // Nothing but protocol lines may reach standard output.
         PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
         System.setOut(System.err);
-        Driver driver = new Driver(out);
+        Driver driver = new Driver(cases, out);
         if (arguments.length == 1 && arguments[0].equals("--serve")) {
             driver.serve();
             System.exit(0);
@@ -75,7 +90,7 @@ public final class Driver {
         }
         if (!request.hasNonNull("case") || !request.hasNonNull("url") || !request.hasNonNull("admin")) {
             System.err.println("usage: --case NAME --url pulsar://HOST:PORT --admin http://HOST:PORT [--ARG VALUE ...]"
-                    + "\n       --serve\ncases: " + String.join(" ", CASES.keySet()));
+                    + "\n       --serve\ncases: " + String.join(" ", cases.keySet()));
             System.exit(2);
         }
         boolean passed = driver.run(request);
@@ -113,9 +128,9 @@ public final class Driver {
         CaseRun run = new CaseRun(request, event -> print(event.put("id", id)));
         running.put(id, run);
         try {
-            Case body = CASES.get(name);
+            Case body = cases.get(name);
             if (body == null) {
-                throw new IllegalArgumentException("no case " + name + "; there are " + CASES.keySet());
+                throw new IllegalArgumentException("no case " + name + "; there are " + cases.keySet());
             }
             run.execute(body);
             answer.put("ok", true);
@@ -125,8 +140,21 @@ public final class Driver {
         answer.set("facts", JSON.valueToTree(run.facts()));
         print(answer);
         running.remove(id);
+        boolean passed = answer.get("ok").asBoolean();
+        if (!passed) {
+            pause();
+        }
         run.close();
-        return answer.get("ok").asBoolean();
+        return passed;
+    }
+
+    /** Gives the caller time to look at the brokers while the clients of a failed case are still there. */
+    private static void pause() {
+        try {
+            Thread.sleep(FAILED_PAUSE.toMillis());
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
+        }
     }
 
     private synchronized void print(ObjectNode line) {

@@ -2,6 +2,8 @@ package magnetar.stock;
 
 import java.time.Duration;
 import java.util.Map;
+import java.util.function.Consumer;
+import org.apache.pulsar.client.api.v5.Message;
 import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.QueueConsumer;
 import org.apache.pulsar.client.api.v5.StreamConsumer;
@@ -101,8 +103,9 @@ final class OutageCases {
     private static void reread(CaseRun run, ScalableTopic topic, Tally tally) throws Exception {
         Tally.Received stored = tally.new Received();
         StreamConsumer<String> consumer = run.closing(stored(run.client(), topic));
-        Readers.readUntil(consumer::receive, stored::complete, message -> stored.add(message.value()));
-        Readers.readUntilQuiet(consumer::receive, message -> stored.add(message.value()));
+        Consumer<Message<String>> take = Readers.oncePerId(message -> stored.add(message.value()));
+        Readers.readUntil(consumer::receive, stored::complete, take);
+        Readers.readUntilQuiet(consumer::receive, take);
         stored.report(run, "stored_");
     }
 }

@@ -1,6 +1,9 @@
 package magnetar.stock;
 
+import java.nio.ByteBuffer;
 import java.time.Duration;
+import java.util.HashSet;
+import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import org.apache.pulsar.client.api.v5.Message;
@@ -61,6 +64,16 @@ final class Readers {
             count++;
         }
         return count;
+    }
+
+    /** Passes each stored message on once: a segment that changes its owner delivers the unacknowledged again. */
+    static <T> Consumer<Message<T>> oncePerId(Consumer<Message<T>> each) {
+        Set<ByteBuffer> seen = new HashSet<>();
+        return message -> {
+            if (seen.add(ByteBuffer.wrap(message.id().toByteArray()))) {
+                each.accept(message);
+            }
+        };
     }
 
     static void drainQueue(QueueConsumer<String> consumer, Tally.Received received, BooleanSupplier done) throws Exception {

@@ -3,15 +3,24 @@ package magnetar.stock;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.IOException;
+import java.io.InputStream;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.security.GeneralSecurityException;
+import java.security.KeyStore;
+import java.security.cert.Certificate;
+import java.security.cert.CertificateFactory;
 import java.time.Duration;
 import java.util.Map;
 import java.util.TreeMap;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.TrustManagerFactory;
 
 /** The REST calls that the cases need. */
 final class ScalableAdmin {
@@ -19,14 +28,38 @@ final class ScalableAdmin {
     private static final Duration TIMEOUT = Duration.ofSeconds(30);
 
     private final String base;
-    private final HttpClient http = HttpClient.newBuilder().followRedirects(HttpClient.Redirect.ALWAYS).build();
-
+    private final HttpClient http;
     private final String token;
 
-    /** The token goes with every request; an empty one does not. */
-    ScalableAdmin(String base, String token) {
+    /**
+     * The token goes with every request; an empty one does not. Over https the certificates of the PEM file {@code
+     * trust} are trusted.
+     */
+    ScalableAdmin(String base, String token, String trust) {
         this.base = base;
         this.token = token;
+        HttpClient.Builder builder = HttpClient.newBuilder().followRedirects(HttpClient.Redirect.ALWAYS);
+        if (base.startsWith("https:")) {
+            builder.sslContext(trusting(Path.of(trust)));
+        }
+        this.http = builder.build();
+    }
+
+    private static SSLContext trusting(Path pem) {
+        try (InputStream in = Files.newInputStream(pem)) {
+            KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
+            store.load(null, null);
+            for (Certificate each : CertificateFactory.getInstance("X.509").generateCertificates(in)) {
+                store.setCertificateEntry("trusted-" + store.size(), each);
+            }
+            TrustManagerFactory managers = TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+            managers.init(store);
+            SSLContext context = SSLContext.getInstance("TLS");
+            context.init(null, managers.getTrustManagers(), null);
+            return context;
+        } catch (IOException | GeneralSecurityException e) {
+            throw new IllegalArgumentException(pem + " cannot be used: " + e.getMessage(), e);
+        }
     }
 
     ScalableTopic create(String namespace, String local, int segments) throws IOException, InterruptedException {
@@ -38,6 +71,28 @@ final class ScalableAdmin {
         String path = namespace + "/" + local;
         send("PUT", "/admin/v2/scalable/" + path + "?numInitialSegments=" + segments, JSON.writeValueAsString(properties));
         return new ScalableTopic(path);
+    }
+
+    /** An ordinary topic, unpartitioned for 0; the result has its names, and those that it has once it is migrated. */
+    ScalableTopic createOrdinary(String namespace, String local, int partitions) throws IOException, InterruptedException {
+        String path = namespace + "/" + local;
+        String resource = "/admin/v2/persistent/" + path;
+        if (partitions > 0) {
+            send("PUT", resource + "/partitions", Integer.toString(partitions));
+        } else {
+            send("PUT", resource, "{}");
+        }
+        return new ScalableTopic(path);
+    }
+
+    /** A subscription of an ordinary topic, at its first message. */
+    void createSubscription(ScalableTopic topic, String subscription) throws IOException, InterruptedException {
+        send("PUT", "/admin/v2/persistent/" + topic.path() + "/subscription/" + subscription,
+                "{\"ledgerId\": -1, \"entryId\": -1}");
+    }
+
+    void migrate(ScalableTopic topic, boolean force) throws IOException, InterruptedException {
+        send("POST", "/admin/v2/scalable/" + topic.path() + "/migrate?force=" + force, null);
     }
 
     void delete(ScalableTopic topic) throws IOException, InterruptedException {

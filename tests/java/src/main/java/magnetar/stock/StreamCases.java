@@ -103,7 +103,7 @@ final class StreamCases {
      * takes segments over.
      */
     private static void joinAndLeave(CaseRun run) throws Exception {
-        ScalableTopic topic = run.scalableTopic(4);
+        ScalableTopic topic = run.scalableTopic(run.intArg("segments", 4));
         PulsarClient producing = run.client();
         PulsarClient firstClient = run.client();
         PulsarClient secondClient = run.flag("oneClient") ? firstClient : run.client();

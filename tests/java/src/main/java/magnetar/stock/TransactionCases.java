@@ -4,8 +4,6 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
-import org.apache.pulsar.client.api.ClientBuilder;
-import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.client.api.v5.Producer;
 import org.apache.pulsar.client.api.v5.PulsarClient;
 import org.apache.pulsar.client.api.v5.QueueConsumer;
@@ -25,18 +23,6 @@ final class TransactionCases {
         cases.put("txn_late_send", TransactionCases::lateSend);
         cases.put("txn_sends", TransactionCases::manySends);
         cases.put("txn_persistent", TransactionCases::persistentTopic);
-        cases.put("txn_legacy", TransactionCases::legacyClient);
-    }
-
-    /** A v4 client that is opened with transactions: what it is told. */
-    private static void legacyClient(CaseRun run) throws Exception {
-        ClientBuilder builder = org.apache.pulsar.client.api.PulsarClient.builder().serviceUrl(run.url());
-        try {
-            builder.enableTransaction(true).build().close();
-            run.fact("refusal", "");
-        } catch (PulsarClientException error) {
-            run.fact("refusal", error.getMessage());
-        }
     }
 
     /** A transaction over two topics with {@code segments} each: nothing of it while it is open, then all or nothing. */

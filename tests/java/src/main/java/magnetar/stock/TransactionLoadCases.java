@@ -1,6 +1,5 @@
 package magnetar.stock;
 
-import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -9,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -23,6 +23,7 @@ import org.apache.pulsar.client.api.v5.Transaction;
 final class TransactionLoadCases {
     private static final Duration CONTROLLER_LIMIT = Duration.ofSeconds(30);
     private static final Duration REREAD_LIMIT = Duration.ofSeconds(20);
+    private static final int EXAMPLES = 5;
 
     private TransactionLoadCases() {
     }
@@ -30,6 +31,7 @@ final class TransactionLoadCases {
     static void addTo(Map<String, Case> cases) {
         cases.put("txn_random", TransactionLoadCases::openAtOnce);
         cases.put("txn_outage", TransactionLoadCases::outage);
+        cases.put("txn_late", TransactionLoadCases::late);
         cases.put("txn_copies", TransactionLoadCases::copies);
     }
 
@@ -59,9 +61,19 @@ final class TransactionLoadCases {
             Readers.stream(client, topic.name(), "stored").consumerName("holder").subscribe().close();
         }
 
+        /** Transactions with that timeout. */
+        private TransactionLoad load(Duration timeout) throws Exception {
+            TransactionLoad load = new TransactionLoad(run, timeout, input, outputs);
+            run.progress("transactions", load::progress);
+            return load;
+        }
+
         /** Takes what is left of the input, in transactions that only commit, until every input's output is seen. */
         private void drain(TransactionLoad load, long seed) throws Exception {
-            Set<String> unseen = new HashSet<>(TransactionLoad.outputsOf(inputs));
+            Set<String> unseen = ConcurrentHashMap.newKeySet();
+            unseen.addAll(TransactionLoad.outputsOf(inputs));
+            run.progress("drained", () -> unseen.size() + " outputs not seen, such as "
+                    + unseen.stream().limit(EXAMPLES).toList());
             Random random = new Random(seed);
             while (true) {
                 // One that was stored on both topics counts once.
@@ -97,12 +109,9 @@ final class TransactionLoadCases {
             StreamConsumer<String> consumer = run.closing(
                     Readers.stream(client, topic.name(), "stored").consumerName("holder").subscribe());
             Set<String> awaited = new HashSet<>(values);
-            // A segment that changes its owner delivers again what was not acknowledged durably.
-            Set<ByteBuffer> seen = new HashSet<>();
+            Consumer<Message<String>> keep = Readers.oncePerId(message -> stored.add(message.value()));
             Consumer<Message<String>> take = message -> {
-                if (seen.add(ByteBuffer.wrap(message.id().toByteArray()))) {
-                    stored.add(message.value());
-                }
+                keep.accept(message);
                 awaited.remove(message.value());
                 // What lies behind a split comes when its parent has been acknowledged.
                 consumer.acknowledgeCumulative(message.id());
@@ -118,7 +127,7 @@ final class TransactionLoadCases {
         Stage stage = new Stage(run);
         int transactions = run.intArg("transactions", 200);
         long seed = run.intArg("seed", 7);
-        TransactionLoad load = new TransactionLoad(run, Duration.ofSeconds(120), stage.input, stage.outputs);
+        TransactionLoad load = stage.load(Duration.ofSeconds(120));
         CyclicBarrier allOpen = new CyclicBarrier(transactions);
         List<Readers.Background> threads = new ArrayList<>();
         for (int i = 0; i < transactions; i++) {
@@ -147,7 +156,7 @@ final class TransactionLoadCases {
         long seed = run.intArg("seed", 7);
         int step = run.intArg("transactionsBetween", 60);
         Duration timeout = Duration.ofSeconds(run.intArg("transactionTimeoutS", 10));
-        TransactionLoad load = new TransactionLoad(run, timeout, stage.input, stage.outputs);
+        TransactionLoad load = stage.load(timeout);
         AtomicBoolean stopping = new AtomicBoolean();
         List<Readers.Background> threads = new ArrayList<>();
         for (int i = 0; i < run.intArg("threads", 16); i++) {
@@ -175,6 +184,18 @@ final class TransactionLoadCases {
             thread.join();
         }
         stage.drain(load, seed);
+        load.report(run, stage.inputs, stage.stored());
+        run.fact("inputs_stored_twice", stage.inputsStoredTwice());
+    }
+
+    /** A transaction times out by the client's own clock, and acknowledges inputs only then: others use them. */
+    private static void late(CaseRun run) throws Exception {
+        Stage stage = new Stage(run);
+        Duration timeout = Duration.ofSeconds(run.intArg("transactionTimeoutS", 3));
+        TransactionLoad load = stage.load(timeout);
+        Random random = new Random(run.intArg("seed", 7));
+        load.one(random, false, timeout.plusMillis(500));
+        stage.drain(load, random.nextLong());
         load.report(run, stage.inputs, stage.stored());
         run.fact("inputs_stored_twice", stage.inputsStoredTwice());
     }

@@ -145,6 +145,13 @@ final class Transactions {
         state.set(inner(transaction), org.apache.pulsar.client.api.transaction.Transaction.State.OPEN);
     }
 
+    /** Whether one of the transaction's sends or acknowledgements failed. The client tells of that at a commit only. */
+    static boolean anyFailed(Transaction transaction) throws Exception {
+        Field failed = TransactionImpl.class.getDeclaredField("hasOpsFailed");
+        failed.setAccessible(true);
+        return failed.getBoolean(inner(transaction));
+    }
+
     private static TransactionImpl inner(Transaction transaction) throws Exception {
         Method method = transaction.getClass().getDeclaredMethod("v4Transaction");
         method.setAccessible(true);

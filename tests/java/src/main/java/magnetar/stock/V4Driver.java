@@ -1,0 +1,19 @@
+package magnetar.stock;
+
+import java.util.Map;
+import java.util.TreeMap;
+
+/** The cases of the v4 API and of the admin library. The class path says of which version they are: none of v5. */
+public final class V4Driver {
+    private V4Driver() {
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Map<String, Case> cases = new TreeMap<>();
+        V4Cases.addTo(cases);
+        V4TransactionCases.addTo(cases);
+        AdminCases.addTo(cases);
+        V4Compaction.addTo(cases);
+        Driver.run(cases, arguments);
+    }
+}

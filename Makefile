@@ -10,7 +10,8 @@ BUILDER := 'hatchling>=1.27,<2' editables  # as [build-system] of both says
 .PHONY: run spark check test test-all nightly test-client test-pipeline test-cluster
 .PHONY: pipeline-kill pipeline-compact cluster-faults histories image-test simulate simulate-mutants fuzz attack
 .PHONY: stock-peer client-peer bench bench-beside bench-transactions bench-client bench-pipeline bench-cluster bench-large-groups
-.PHONY: proto sync clean
+.PHONY: bench-segments bench-auto-scale bench-compaction
+.PHONY: proto sync lock audit clean
 .DEFAULT_GOAL := test
 
 # What is installed into $(VENV), by need: a broker and the client; what checks and tests need
@@ -84,8 +85,8 @@ pipeline-kill: $(VENV)/.tests $(VENV)/.spark  ## every way that a driver, a task
 pipeline-compact: $(VENV)/.tests $(VENV)/.spark  ## a compaction of a million keys, held against a dict
 	$(BIN)/python -m tests nightly --part "a large compaction"
 
-cluster-faults: $(VENV)/.tests  ## each fault of a cluster ten times, under load
-	$(BIN)/python -m tests nightly --part "faults of a cluster"
+cluster-faults: $(VENV)/.tests  ## each fault of a cluster ten times, under load; with SECURE=1 once, and everything on
+	$(BIN)/python -m tests nightly --part "$(if $(SECURE),faults of a secured cluster,faults of a cluster)"
 
 histories: $(VENV)/.tests  ## TRANSACTIONS=10000 on a cluster with every fault, by two clients, judged; of a seed drawn anew, or SEED=n
 	$(if $(SEED),MAGNETAR_TEST_SEED=$(SEED) )MAGNETAR_TEST_TRANSACTIONS=$(or $(TRANSACTIONS),10000) \
@@ -97,15 +98,23 @@ proto: $(VENV)/.tests  ## regenerate the protobuf modules
 sync: $(VENV)/.tests  ## regenerate the clients for threads
 	$(BIN)/python -m scripts.generate_sync
 
+lock: $(VENV)/.tests  ## write the lock files of the image anew, of the newest releases that both projects allow
+	$(BIN)/python -m scripts.lock_image
+
+# pip-audit has thirty libraries of its own, so it gets an environment of its own.
+audit:  ## ask the advisory database about the locked libraries, where it can be reached
+	@$(PYTHON) -m venv build/audit && build/audit/bin/pip install -q --disable-pip-version-check 'pip-audit>=2.10,<3' || \
+	  { echo "pip-audit cannot be installed here, so nothing was audited."; exit 0; }; build/audit/bin/python -m scripts.audit
+
 bench: $(VENV)/.tests  ## side by side with Apache Pulsar (needs Java 17 and Maven)
 	$(BIN)/python -m bench
 
 bench-transactions: $(VENV)/.tests  ## of that, only transactions
 	$(BIN)/python -m bench --measure transactions --output build/bench/transactions.json
 
-bench-beside: $(VENV)/.tests  ## the broker of REV=HEAD~1 beside this tree's, PAIRS=5 [MEASURE=names] [QUICK=1] [PEER=1]
+bench-beside: $(VENV)/.tests  ## the broker of REV=HEAD~1 beside this tree's, PAIRS=5 [MEASURE=names] [QUICK=1] [PEER=1]; or SECURITY=tls or authorization
 	$(BIN)/python -m bench.beside --rev "$(or $(REV),HEAD~1)" $(if $(PAIRS),--pairs $(PAIRS)) \
-	  $(if $(MEASURE),--measure "$(MEASURE)") $(if $(QUICK),--quick) $(if $(PEER),--peer)
+	  $(if $(MEASURE),--measure "$(MEASURE)") $(if $(QUICK),--quick) $(if $(PEER),--peer) $(if $(SECURITY),--security $(SECURITY))
 
 bench-client: $(VENV)/.tests  ## clients beside each other on one broker: ours, the official Java one, the one from PyPI
 	$(BIN)/python -m bench.client
@@ -118,6 +127,15 @@ bench-cluster: $(VENV)/.tests  ## brokers on three real bookies and ZooKeeper
 
 bench-large-groups: $(VENV)/.tests  ## how long others wait while a group of the largest size ends, and while segments load it
 	$(BIN)/python -m bench.large_groups
+
+bench-compaction: $(VENV)/.tests  ## a compaction of KEYS=10000000 keys: time, memory, disk, and what another topic notices
+	$(BIN)/python -m bench.compaction $(if $(KEYS),--keys $(KEYS))
+
+bench-segments: $(VENV)/.tests  ## what grows with the segments of a topic, with exponents; 10,000 topics at rest
+	$(BIN)/python -m bench.segments
+
+bench-auto-scale: $(VENV)/.tests  ## segments and rates over time, as a plot, of a topic whose load rises tenfold and falls again
+	$(BIN)/python -m bench.auto_scale
 
 simulate: $(VENV)/.tests  ## seeds for MINUTES=10 from FROM=1, or SEED=n [TRACE=1] [PROFILE=p] [LATE=1] [BREAK=rule]
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),\

@@ -90,7 +90,7 @@ def measure(name: str, measures: set[str], effort: Effort, directory: Path) -> R
             if measure_name not in measures:
                 continue
             say(f"{name}: {what}")
-            driver = StockDriver(heap="1g")
+            driver = StockDriver(heap="1g", optimized=True)
             try:
                 results |= take(broker, driver, effort)
             finally:

@@ -153,7 +153,7 @@ def serving(brokers: Served) -> Iterator[StockDriver]:
     driver: StockDriver | None = None
     try:
         brokers.start()
-        driver = StockDriver(heap="1g")
+        driver = StockDriver(heap="1g", optimized=True)
         yield driver
         brokers.stop()
     finally:

@@ -6,20 +6,22 @@ which the median counts; brokers run one after the other, never side by side.
 
 import asyncio
 import json
+import ssl
 import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from bench.processes import peak_resident_mib, processor_s, resident_mib
+from bench.secured import ClientAccess, access_to, rest
 from tests.java.broker_under_test import BrokerUnderTest
 from tests.java.stock_driver import StockDriver
 from tests.support.broker_process import ROOT
+from tests.support.child_process import HOST
 from tests.support.json_line_process import Facts
 from tests.support.raw_client import BrokerError, RawClient
 
@@ -30,6 +32,7 @@ SERVED_TIMEOUT_S: Final = 120
 IDLE_S: Final = 5.0
 CASE_TIMEOUT_S: Final = 900
 GENERATOR_TIMEOUT_S: Final = 300
+NO_SECURITY: Final = ClientAccess()
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,13 @@ class Effort:
     raw_warmup_s: float = 5.0
     transactions_s: int = 8
     commits: int = 300
+    connects: int = 500
     case_timeout_s: int = CASE_TIMEOUT_S
 
     @classmethod
     def quick(cls) -> "Effort":
         """A minute for everything."""
-        return cls(1, 1, 10_000, 3_000, 200, 2.0, 1.0, 3, 50)
+        return cls(1, 1, 10_000, 3_000, 200, 2.0, 1.0, 3, 50, 200)
 
 
 def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:
@@ -61,7 +65,7 @@ def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:
         begin = time.perf_counter()
         broker.spawn()
         try:
-            asyncio.run(first_served(broker.url))
+            asyncio.run(first_served(broker))
             took.append((time.perf_counter() - begin) * 1000)
             used.append(processor_s(broker.pid) * 1000)
         finally:
@@ -69,13 +73,12 @@ def start_ms(make: Callable[[], BrokerUnderTest], starts: int) -> Results:
     return {"start_ms": statistics.median(took), "start_processor_ms": statistics.median(used)}
 
 
-async def first_served(url: str) -> None:
+async def first_served(broker: BrokerUnderTest) -> None:
     """Returns when a connection is made and a topic's lookup on it is answered."""
-    host, _, port = url.removeprefix("pulsar://").partition(":")
     deadline = time.monotonic() + SERVED_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            client = await RawClient.open(host, int(port), timeout_s=5)
+            client = await connection(broker)
             try:
                 if (await client.lookup("persistent://public/default/first")).broker_service_url:
                     return
@@ -84,7 +87,41 @@ async def first_served(url: str) -> None:
         except (OSError, BrokerError, TimeoutError):
             pass
         await asyncio.sleep(0.005)
-    raise TimeoutError(f"{url} served no connection in {SERVED_TIMEOUT_S} s")
+    raise TimeoutError(f"{broker.url} served no connection in {SERVED_TIMEOUT_S} s")
+
+
+async def connection(broker: BrokerUnderTest, tls: ssl.SSLContext | None = None) -> RawClient:
+    """A connection that has shaken hands; the TLS context is made anew if none is given."""
+    access = access_to(broker)
+    return await RawClient.open(
+        HOST,
+        int(broker.url.rpartition(":")[2]),
+        access.connect_command(),
+        timeout_s=5,
+        tls=tls or access.context(),
+    )
+
+
+def connects(broker: BrokerUnderTest, effort: Effort) -> Results:
+    """How long a new connection takes, up to CONNECTED, one after the other."""
+    return asyncio.run(_connects(broker, effort.connects))
+
+
+async def _connects(broker: BrokerUnderTest, wanted: int) -> Results:
+    tls = access_to(broker).context()
+    took: list[float] = []
+    await first_served(broker)
+    used = processor_s(broker.pid)
+    for _ in range(wanted):
+        begin = time.perf_counter()
+        client = await connection(broker, tls)
+        took.append((time.perf_counter() - begin) * 1_000_000)
+        await client.close()
+    used = processor_s(broker.pid) - used
+    return {
+        "connect_p50_us": statistics.median(took),
+        "connect_processor_ms": used * 1_000_000 / wanted,
+    }
 
 
 def idle_memory(broker: BrokerUnderTest) -> Results:
@@ -99,7 +136,13 @@ def run_case(
     """What a case of the official client measured."""
     timeout_s = effort.case_timeout_s
     started = driver.start(
-        name, broker.url, broker.admin_url, timeoutS=timeout_s, runs=effort.runs, **args
+        name,
+        broker.url,
+        broker.admin_url,
+        timeoutS=timeout_s,
+        runs=effort.runs,
+        **access_to(broker).java_arguments(),
+        **args,
     )
     return started.result(timeout_s)
 
@@ -144,28 +187,24 @@ def _throughput(
     effort: Effort,
 ) -> Results:
     begin, used = time.perf_counter(), processor_s(broker.pid)
+    used_by_client = processor_s(driver.pid)
     facts = run_case(
         broker, driver, effort, "bench_throughput", batching=batching, messages=messages
     )
     took, used = time.perf_counter() - begin, processor_s(broker.pid) - used
+    used_by_client = processor_s(driver.pid) - used_by_client
     return {
         f"{form}_messages_per_s": statistics.median(facts["messages_per_s"]),
         f"{form}_broker_cores": used / took,
         f"{form}_processor_ms": used * 1_000_000 / facts["messages"],
+        f"{form}_client_processor_ms": used_by_client * 1_000_000 / facts["messages"],
     }
 
 
 def create_topic(broker: BrokerUnderTest, local: str, segments: int = 1) -> None:
     """A scalable topic."""
-    request = urllib.request.Request(
-        f"{broker.admin_url}/admin/v2/scalable/public/default/{local}"
-        f"?numInitialSegments={segments}",
-        data=b"{}",
-        headers={"Content-Type": "application/json"},
-        method="PUT",
-    )
-    with urllib.request.urlopen(request, timeout=30):
-        pass
+    path = f"/admin/v2/scalable/public/default/{local}?numInitialSegments={segments}"
+    rest(broker, "PUT", path, {})
 
 
 def raw_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
@@ -174,7 +213,8 @@ def raw_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
     create_topic(broker, local)
     port = int(broker.url.rpartition(":")[2])
     begin, used = time.perf_counter(), processor_s(broker.pid)
-    done = run_generator(port, f"segment://public/default/{local}/0000-ffff-0", effort)
+    topic = f"segment://public/default/{local}/0000-ffff-0"
+    done = run_generator(port, topic, effort, access_to(broker))
     took, used = time.perf_counter() - begin, processor_s(broker.pid) - used
     return {
         "raw_sends_per_s": statistics.median(done.rates),
@@ -210,13 +250,18 @@ class Generated:
     sends: int
 
 
-def run_generator(port: int, topic: str, effort: Effort) -> Generated:
+def run_generator(
+    port: int, topic: str, effort: Effort, access: ClientAccess = NO_SECURITY
+) -> Generated:
     """A generator in its own process."""
+    connect = access.connect_command()
     done = subprocess.run(
         [
             *(sys.executable, "-m", "bench.raw_generator"),
             *("--port", str(port), "--topic", topic, "--runs", str(effort.runs)),
             *("--seconds", str(effort.raw_s), "--warmup-s", str(effort.raw_warmup_s)),
+            *(() if access.trust is None else ("--trust", str(access.trust))),
+            *(() if connect is None else ("--token", connect.auth_data.decode())),
         ],
         cwd=ROOT,
         capture_output=True,

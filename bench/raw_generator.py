@@ -12,6 +12,7 @@ most is measured against `bench.sink`.
 import argparse
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -66,6 +67,8 @@ class Options:
     warmup_s: float
     runs: int
     window: int
+    trust: str | None
+    token: str | None
 
 
 def head_of(sequence_id: int, entry_size: int) -> bytes:
@@ -118,6 +121,9 @@ class Generator:
         self._options = options
         self._connection = socket.create_connection(("127.0.0.1", options.port), ANSWER_TIMEOUT_S)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if options.trust is not None:
+            context = ssl.create_default_context(cafile=options.trust)
+            self._connection = context.wrap_socket(self._connection, server_hostname="127.0.0.1")
         self._answers = Answers(self._connection)
         self._waiting: list[pb.BaseCommand] = []
         self._sent = 0
@@ -138,6 +144,9 @@ class Generator:
         connect = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
         connect.connect.client_version = "bench"
         connect.connect.protocol_version = 21
+        if self._options.token is not None:
+            connect.connect.auth_method_name = "token"
+            connect.connect.auth_data = self._options.token.encode()
         lookup = pb.BaseCommand(type=pb.BaseCommand.LOOKUP)
         lookup.lookup.topic = self._options.topic
         lookup.lookup.request_id = 1
@@ -215,6 +224,8 @@ def main() -> None:
     parser.add_argument("--warmup-s", type=float, default=2.0)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--window", type=int, default=1000)
+    parser.add_argument("--trust", help="authorities of the broker's certificate: speak TLS")
+    parser.add_argument("--token")
     options = Options(**vars(parser.parse_args()))
     generator = Generator(options)
     generator.open()

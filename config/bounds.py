@@ -39,6 +39,9 @@ PEER_MEMORY_BYTES = 512 * 1024 * 1024
 """Bytes held for all peers: incomplete frames, frames that wait, queued output.  Above it the
 connections end that hold the most for the longest.  A hundred peers that send the largest message
 at once take less than this, and so do a hundred that have CONNECTION_WRITE_HIGH_WATER queued."""
+BEFORE_LOGIN_BYTES_OF_ADDRESS = 4 * 1024 * 1024
+"""Bytes held for the connections of one address that have not logged in; above it those end that
+hold the most for the longest.  A CONNECT arrives whole, as a rule, and holds nothing."""
 PEER_PROGRESS_BYTES = 64 * 1024
 """A peer makes progress when it has sent or read so much."""
 GONE_PEER_CHECK_S = 0.75
@@ -80,6 +83,15 @@ BROKER_STOP_S = 10
 """How long a process waits for its stores to close, after it has drained."""
 LOG_LINES_PER_S = 10
 """Log lines of one event, or of one library's logger, within a second; more are only counted."""
+AUDIT_LINES_OF_CALLER_PER_S = 10
+"""Audit lines of one event, role and address within a second; more are only counted."""
+AUDIT_LINES_PER_S = 500
+"""Audit lines of all roles within a second; the first one of an event, role and address is written
+all the same."""
+AUDIT_LINES_WITHOUT_ROLE_PER_S = 10
+"""Audit lines of those that could not log in, within a second."""
+AUDIT_CALLERS = 10_000
+"""Events, roles and addresses whose audit lines are counted apart."""
 LOG_EVENTS_COUNTED = 1000
 """Events that are counted apart; the lines of all others share one count."""
 LOG_VALUE_CHARACTERS = 2_000
@@ -123,6 +135,10 @@ HEALTH_LEDGER_ENTRIES = 1000
 # Topics
 RECENTLY_CLOSED_PRODUCERS = 1000
 """Producer ids of a connection remembered after close, so that late SENDs are dropped quietly."""
+CLOSED_CONSUMERS_KEPT = 1000
+"""Consumers of a connection that are remembered after their close, for late acknowledgements."""
+LATE_ACK_S = 5.0
+"""Time after CLOSE_CONSUMER within which an acknowledgement of the consumer is still taken."""
 SEAL_WAIT_S = 5
 """How long a sealing segment waits for attached producers to move to its children."""
 EXCLUSIVE_HANDOVER_WAIT_S = 20
@@ -139,6 +155,14 @@ SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
 """The same in bytes."""
 SEQUENCE_SNAPSHOT_S = 60
 """The same in time, so that space of quiet topics is freed too."""
+SEQUENCE_WRITERS_S = 1.0
+"""Least time between two snapshots for the clients that producer names belonged to."""
+SEQUENCE_ATTACH_S = 0.05
+"""The same for a client that attaches under a name; it waits for its snapshot."""
+CARRIED_RANGES = 16
+"""Ranges of keys for which a segment has another sequence id of one name from its parents."""
+CARRIED_WAIT_S = 15
+"""How long a PRODUCER waits for the sequence ids of the parents; longer than SEAL_WAIT_S."""
 SEQUENCE_READS_AT_ONCE = 32
 """Reads of last messages that a seal makes at the same time, for their publish times."""
 MAX_PARTITIONS = 10_000
@@ -173,6 +197,10 @@ TOPIC_LIST_WATCHERS = 100
 """WATCH_TOPIC_LIST watchers of one connection."""
 RATE_SAMPLE_S = 10
 """How often the counters of topics are read for their rates."""
+RATE_WINDOW_S = 60
+"""Time over which rates in statistics are taken: that of Pulsar's statsUpdateFrequencyInSecs."""
+RATE_SHORTEST_S = 1.0
+"""Shortest time over which a rate is taken: else the first message of a topic would be a burst."""
 RATE_SAMPLE_TOPICS = 500
 """Topics whose counters are read in one turn of the loop."""
 LOADS_PER_COLLECTION = 1_000
@@ -182,11 +210,42 @@ IDLE_LOOK_S = 30
 IDLE_TOPICS_TO_TRIM = 100_000
 """Unloaded topics that are loaded again when retention ends; others wait for their next user."""
 
+EXPIRED_AT_ONCE = 1_000
+"""Entries that expire in one turn of the loop."""
+
+# Compaction of topics
+COMPACTION_LOOP_SHARE = 0.3
+"""Share of the event loop that one compaction takes."""
+COMPACTION_SLICE_S = 0.002
+"""Longest time that a compaction works in one turn of the loop, except for one large batch."""
+COMPACTION_BYTES_PER_S = 32 * 1024 * 1024
+"""Bytes each second that one compaction reads and writes."""
+COMPACTION_READ_ENTRIES = 500
+"""Entries that a compaction reads at once, of READ_BATCH_BYTES at most."""
+COMPACTION_WRITE_BYTES = 1024 * 1024
+"""Bytes of the compacted ledger that are written and not yet durable."""
+COMPACTION_THREAD_BYTES = 128 * 1024
+"""Size of entries that are unpacked on a thread."""
+COMPACTION_THREAD_MESSAGES = 2_000
+"""Messages of a batch above which it is unpacked on a thread: some 10 ms."""
+COMPACTION_PARTS = 256
+"""Parts that the digests of keys are divided into."""
+COMPACTION_BUFFER_BYTES = 4 * 1024 * 1024
+"""Bytes of digests in memory before they are written to the file."""
+COMPACTION_PART_KEYS = 262_144
+"""Digests that are compared at once: about 50 MB."""
+COMPACTION_CHUNKED_MESSAGES = 10_000
+"""Chunked messages whose last chunk is awaited while a topic is read; others are kept."""
+COMPACTIONS_AT_ONCE = 2
+"""Topics of this broker that are compacted at the same time."""
+COMPACTION_CHECKED_TOPICS = 500
+"""Topics that are compared with their thresholds in one turn of the loop."""
+COMPACTION_BACKOFF_MAX_S = 3600
+"""Longest pause before a failed compaction is tried again; it doubles from the usual pause."""
+
 # Dispatch
 READ_BATCH_ENTRIES = 200
 READ_BATCH_BYTES = 4 * 1024 * 1024
-MAX_UNACKED_PER_CONSUMER = 50_000
-MAX_UNACKED_PER_SUBSCRIPTION = 200_000
 DELIVERED_BATCHES = 10_000
 """Batches of one subscription that were delivered, and whose sizes are kept until acknowledged."""
 READ_RETRY_MIN_S = 0.1
@@ -203,6 +262,9 @@ DELAYED_LOOK_S = 10.0
 """Longest pause of the timer of delayed entries, so that changes of the wall clock are noticed."""
 KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000
 """Entries that a Key_Shared subscription reads past consumers without permits."""
+UNSTAMPED_BATCHES_KEPT = 10_000
+"""Unacknowledged batches without entry hashes whose positions a subscription with sharing consumers
+keeps one by one, 0.2 KB each; of those behind them it keeps the first and the last."""
 SEEK_REATTACH_S = 60
 """How long a reader's position outlives the disconnection that a seek causes."""
 
@@ -393,8 +455,50 @@ OXIA_SESSION_TIMEOUT_MIN_MS = 2_000
 # Scalable topics
 MAX_INITIAL_SEGMENTS = 1024
 """Segments a topic may be created with."""
+MAX_MIGRATED_PARTITIONS = 128
+"""Partitions of an ordinary topic that is made scalable: each is a parent of each new segment."""
 MAX_SEGMENTS = 2048
 """Segments of one topic, sealed ones included: the record must fit METADATA_VALUE_BYTES."""
+MAX_ENTRY_BUCKETS = 1024
+"""Entry buckets of one segment."""
+SPLIT_PARTS_MAX = 8
+"""Parts into which the policy splits a segment at once."""
+SPLIT_CANDIDATES = 4
+"""Segments whose keys are sampled in one evaluation, to find one that a split helps."""
+MERGE_PARENTS_MAX = 16
+"""Neighbours that the policy merges at once."""
+MERGE_BACKLOG_MAX = 10_000
+"""Entries that consumers still have to read in a segment that the policy merges: they read a merged
+segment only after all of its parents."""
+SPLIT_RETRY_S = 0.001
+"""How long after the cooldown of a split a topic is evaluated again."""
+SCALING_EVALUATIONS_AT_ONCE = 8
+"""Topics that the policy evaluates, and changes, at the same time."""
+SCALING_REFUSAL_RECORD_MS = 10 * 60 * 1000
+"""Shortest time between two refusals of the policy in a topic's history."""
+KEY_SAMPLE_READS = 32
+"""Reads of neighbouring entries that a sample of keys is made of ..."""
+KEY_SAMPLE_ENTRIES = 8
+"""... and the entries of each."""
+KEY_SAMPLE_BYTES = 4 * 1024 * 1024
+"""Bytes of entries that a sample of keys reads."""
+KEY_SAMPLE_SPAN = 50_000
+"""Newest entries of a segment that its sample of keys is spread over."""
+KEY_SAMPLE_LEAST = 16
+"""Entries without which a sample of keys tells nothing."""
+KEY_SAMPLE_AGE_MS = 5 * 60 * 1000
+"""Entries of a sample of keys that were published longer ago count only if there are few others."""
+LOAD_REPORT_WRITES = 100
+"""Load reports that are written at the same time."""
+LOAD_REPORTS_REPEATED = 64
+"""Earlier reports that a load report repeats, for a leader that has not read them."""
+LOAD_RATE_FLOOR_MESSAGES = 1.0
+"""Messages per second below which changes of a rate are compared with this: else the load of an
+almost idle segment would be written at each sample."""
+LOAD_RATE_FLOOR_BYTES = 1_000.0
+"""The same in bytes per second."""
+LOAD_BACKLOG_FLOOR = 1_000
+"""The same for entries of a backlog."""
 MAX_TOPIC_PROPERTIES = METADATA_INDEX_ENTRIES - 1
 """Properties of one topic: each has an index entry, and a topic that was split has one more."""
 MAX_TOPIC_PROPERTIES_BYTES = 256 * 1024
@@ -409,6 +513,8 @@ NAMESPACE_WATCH_COALESCE_S = 0.05
 """Changes of a watched namespace within this time are sent together, as in Apache Pulsar."""
 RELEASE_WAIT_S = 5
 """How long a segment that changes hands waits for a former consumer that was never attached."""
+RELEASE_COALESCE_S = 0.02
+"""Segments that ordered consumers release within this time after others are granted together."""
 LETTING_GO_CHECK_S = 5
 """How often the connection of a consumer that has to release a segment must answer a PING."""
 TAKE_UP_WAIT_S = 30
@@ -417,8 +523,21 @@ FIRST_TAKE_UP_WAIT_S = 10
 """The same for a consumer that has never been seen at a segment."""
 ASSIGNMENT_REPEAT_S = 2
 """How long an ordered consumer may differ from its assignment before it is told again."""
+ASSIGNMENT_RECORD_BYTES = 512 * 1024
+"""Largest record of a subscription with the assignment of its ordered consumers; if it would be
+larger, it is stored without the assignment.  It must fit METADATA_VALUE_BYTES."""
+ASSIGNMENT_WRITE_RETRY_S = 0.1
+"""Pause before an assignment that could not be stored is written again; it doubles ..."""
+ASSIGNMENT_WRITE_RETRY_MAX_S = 10.0
+"""... up to this."""
 RECORD_LOOK_RETRY_S = 1.0
 """Pause before the record of a topic is read again after a failed read."""
+SEND_PAUSE_S = 0.02
+"""A client that has sent nothing for this long gets a new layout: no batch of it is open."""
+LAYOUT_PUSH_WAIT_S = 0.15
+"""How long a new layout waits for such a pause."""
+NEW_BATCH_S = 0.001
+"""A client that sent a batch this short a time ago has hardly begun the next one."""
 DAG_COALESCE_S = 0.05
 """Moves of a topic's segments and lead within this time are pushed together."""
 OWNER_TRIES = 6
@@ -469,6 +588,8 @@ TXN_PARTITIONS_OF_REQUEST = 1_000
 TXN_JOINS_AT_ONCE = 64
 """Partitions of one ADD_PARTITION_TO_TXN that join the transaction at the same time; a request
 with more of them is a costly one."""
+TXN_END_CARRIED_OUT_S = 3
+"""How long END_TXN of a v4 client waits for the owners of the topics to carry the end out."""
 TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
 TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS
@@ -718,7 +839,7 @@ requests of one tool, cost one check ..."""
 BASIC_REMEMBERED_S = 300
 """... for this time, or until the file changes."""
 FAILED_LOGIN_BURST = 10
-"""Failed logins of one address after which its passwords are not checked any more ..."""
+"""Wrong passwords of one address after which its passwords are not checked any more ..."""
 FAILED_LOGINS_PER_S = 0.5
 """... except for this many in a second."""
 FAILED_LOGIN_DELAY_MIN_S = 0.1
@@ -767,6 +888,8 @@ ACCESSES_OF_ID = 16
 """Accesses of one id: a client uses an id for one topic, and for another one after closing it."""
 ACCESS_CHECKS_IN_ONE_GO = 500
 """Accesses of connections that are checked again in one turn of the loop after a change."""
+OWN_TRANSACTIONS = 256
+"""Transactions of its role that a connection remembers; the header of another one is read."""
 ROLE_BYTES = 256
 """Length of a role: no longer than the owner of a transaction key (TXN_KEY_BYTES)."""
 TOKEN_BYTES = 16 * 1024

@@ -13,7 +13,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -22,7 +29,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from config.bounds import TOKEN_CLOCK_SKEW_MAX_S
+from config.bounds import MAX_ENTRY_BUCKETS, TOKEN_CLOCK_SKEW_MAX_S
 
 MIB = 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -118,7 +125,9 @@ class Settings(BaseSettings):
         description="wanted: a client may show a certificate, which must be trusted; required: it "
         "must",
     )
-    tls_minimum_version: Literal["1.2", "1.3"] = Field("1.2")
+    tls_minimum_version: Literal["1.2", "1.3"] = Field(
+        "1.2", description="Version of TLS that clients must speak at least: 1.2 or 1.3"
+    )
     tls_ciphers: str = Field(
         "ECDHE+AESGCM:ECDHE+CHACHA20", description="Ciphers of TLS 1.2, as OpenSSL writes them"
     )
@@ -139,7 +148,9 @@ class Settings(BaseSettings):
         None, description="... and its key (PEM, without password)"
     )
     security_reload_interval_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
-        60, description="How often files with certificates and keys are checked for changes"
+        60,
+        description="How often files with certificates, keys and passwords are checked for "
+        "changes; SIGHUP has them checked at once",
     )
 
     # Stores that several brokers share (`magnetar broker`); none: everything is in data_dir
@@ -201,24 +212,131 @@ class Settings(BaseSettings):
     scalable_topic_auto_create: bool = Field(
         True, description="Create a missing topic:// with one segment when a client looks it up"
     )
+    scalable_topic_entry_bucket_budget: Positive = Field(
+        4, description="Entry buckets of a new scalable topic, shared among its segments"
+    )
+    scalable_topic_entry_bucket_max_per_segment: Annotated[
+        int, Field(gt=0, le=MAX_ENTRY_BUCKETS)
+    ] = Field(MAX_ENTRY_BUCKETS, description="Entry buckets that a segment has at most")
     auto_topic_creation: bool = Field(
         True, description="Create a missing persistent:// topic on first use"
     )
     deduplication: bool = Field(
-        False, description="Enforce producer sequence ids for all sends (namespaces may override)"
+        False,
+        description="Enforce producer sequence ids for all sends (namespaces and topics may "
+        "override)",
+    )
+    auto_subscription_creation: bool = Field(
+        True,
+        description="Create a missing durable subscription when a consumer names it (namespaces "
+        "and topics may override)",
     )
     idle_topic_unload_s: NotNegative = Field(
         300, description="Unload unused topics and segments after this time; 0: never"
     )
     scalable_consumer_grace_period_s: NotNegative = Field(
-        60, description="How long a disconnected ordered consumer keeps its segments"
+        60,
+        description="How long a disconnected ordered consumer keeps its segments (namespaces and "
+        "topics may override)",
     )
     sealed_segment_prune_interval_s: Positive = Field(
         60, description="How often drained sealed segments are pruned"
     )
 
+    # Limits of topics (namespaces and topics may override)
+    max_producers_per_topic: NotNegative = Field(
+        0, description="Most producers of a topic; 0: no limit"
+    )
+    max_consumers_per_topic: NotNegative = Field(
+        0, description="Most consumers of a topic; 0: no limit"
+    )
+    max_consumers_per_subscription: NotNegative = Field(
+        0, description="Most consumers of a subscription; 0: no limit"
+    )
+    max_subscriptions_per_topic: NotNegative = Field(
+        0, description="Most subscriptions of a topic; 0: no limit"
+    )
+    max_unacked_messages_per_consumer: NotNegative = Field(
+        50_000,
+        description="Most unacknowledged messages of a shared consumer; 0: no limit",
+    )
+    max_unacked_messages_per_subscription: NotNegative = Field(
+        200_000,
+        description="Most unacknowledged messages of all shared consumers of a subscription; "
+        "0: no limit",
+    )
+    ttl_duration_default_s: NotNegative = Field(
+        0, description="Age at which messages count as acknowledged; 0: they never do"
+    )
+    message_expiry_check_interval_s: Positive = Field(
+        300, description="How often messages are checked for that age"
+    )
+
+    # Automatic splits and merges of scalable topics (namespaces and topics may override)
+    scalable_topic_auto_scale_enabled: bool = Field(
+        True, description="Split, merge and rebucket segments by their load and their consumers"
+    )
+    scalable_topic_auto_scale_interval_s: Positive = Field(
+        60, description="How often the leader of a topic considers that"
+    )
+    scalable_topic_max_segments: Positive = Field(64, description="Split up to this many")
+    scalable_topic_min_segments: Positive = Field(1, description="Merge down to this many")
+    scalable_topic_max_dag_depth: NotNegative = Field(
+        10, description="Merges in one line of segments that are not pruned yet"
+    )
+    scalable_topic_split_cooldown_s: NotNegative = Field(
+        60, description="Time between a split and the next"
+    )
+    scalable_topic_merge_cooldown_s: NotNegative = Field(
+        300, description="Time between a merge and the next"
+    )
+    scalable_topic_merge_window_s: NotNegative = Field(
+        300, description="Merge segments that were below all merge thresholds for this long"
+    )
+    scalable_topic_rebucket_cooldown_s: NotNegative = Field(
+        60, description="Time between a rebucket and the next"
+    )
+    scalable_topic_split_msg_rate_in_threshold: Positive = Field(
+        10_000, description="Split a segment with more messages/s in"
+    )
+    scalable_topic_split_bytes_rate_in_threshold: Positive = Field(
+        50_000_000, description="... or more bytes/s in"
+    )
+    scalable_topic_split_msg_rate_out_threshold: Positive = Field(
+        50_000, description="... or more messages/s out, over all subscriptions"
+    )
+    scalable_topic_split_bytes_rate_out_threshold: Positive = Field(
+        250_000_000, description="... or more bytes/s out"
+    )
+    scalable_topic_merge_msg_rate_in_threshold: NotNegative = Field(
+        1_000, description="Merge segments with fewer messages/s in"
+    )
+    scalable_topic_merge_bytes_rate_in_threshold: NotNegative = Field(
+        5_000_000, description="... and fewer bytes/s in"
+    )
+    scalable_topic_merge_msg_rate_out_threshold: NotNegative = Field(
+        5_000, description="... and fewer messages/s out"
+    )
+    scalable_topic_merge_bytes_rate_out_threshold: NotNegative = Field(
+        25_000_000, description="... and fewer bytes/s out"
+    )
+    scalable_topic_split_vs_rebucket_min_msg_rate_in_threshold: NotNegative = Field(
+        1_000,
+        description="Where consumers can share segments, split for them from this many messages/s "
+        "in, else give segments more entry buckets",
+    )
+    scalable_topic_load_report_interval_s: Positive = Field(
+        10, description="How often the loads of segments are sampled"
+    )
+    scalable_topic_load_report_rate_change_threshold: Annotated[float, Field(gt=0, le=100)] = Field(
+        0.25, description="... and written, if a rate has changed by this share"
+    )
+
     # Transactions
     transactions_enabled: bool = Field(True, description="Let clients use transactions")
+    transaction_coordinator_enabled: bool = Field(
+        True, description="... v4 clients too, on persistent:// topics"
+    )
     transaction_coordinators: Annotated[int, Field(ge=1, le=1024)] = Field(
         16, description="Number of coordinators; fixed when the data directory is first used"
     )
@@ -284,7 +402,19 @@ class Settings(BaseSettings):
     delayed_delivery_tick_time_ms: Positive = Field(
         100, description="... and check for due messages at most this often"
     )
+    broker_service_compaction_threshold_bytes: NotNegative = Field(
+        0,
+        description="Compact ordinary topics with more than this after the last compaction; 0: "
+        "only on request (namespaces may override)",
+    )
+    broker_service_compaction_monitor_interval_s: Positive = Field(
+        60, description="... and check this often whether a topic has"
+    )
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
+    max_connections_per_address: Positive | None = Field(
+        None,
+        description="... and of one address, which clients behind a proxy share; None: no bound",
+    )
     max_http_connections: Positive = Field(
         1_000, description="REST and metrics connections at once; a new one replaces a waiting one"
     )
@@ -307,6 +437,11 @@ class Settings(BaseSettings):
         "off",
         description="Whether roles may do only what they are granted; dry_run: log what would be "
         "refused",
+    )
+    metrics_access: Literal["anybody", "any-role", "superuser"] = Field(
+        "anybody",
+        description="Who may read /metrics, which names topics and subscriptions, where "
+        "authentication is on",
     )
     superuser_roles: Names = Field((), description="Roles that may do everything")
     authorization_wildcards: bool = Field(
@@ -371,7 +506,9 @@ class Settings(BaseSettings):
     topic_level_metrics: bool = Field(
         True, description="Metrics of each topic and subscription; false: sums of each namespace"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least severe events that are logged: debug, info, warning, error"
+    )
     log_format: Literal["auto", "console", "json"] = Field(
         "auto", description="auto: for people on a terminal, JSON elsewhere"
     )
@@ -389,6 +526,12 @@ class Settings(BaseSettings):
         """Whether the stores are shared with other brokers."""
         return bool(self.metadata_store_url)
 
+    @property
+    def coordinators_of_v4_clients(self) -> int:
+        """How many coordinators clients before version 5 find; 0 if they may use none."""
+        enabled = self.transactions_enabled and self.transaction_coordinator_enabled
+        return self.transaction_coordinators if enabled else 0
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if not self.ledger_ack_quorum <= self.ledger_write_quorum <= self.ledger_ensemble_size:
@@ -401,6 +544,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 "metadata_store_url and bookkeeper_metadata_service_uri go together: set both "
                 "for a cluster, or neither to keep everything in data_dir."
+            )
+        most = self.scalable_topic_entry_bucket_max_per_segment
+        if self.scalable_topic_entry_bucket_budget > most:
+            raise ValueError(
+                "scalable_topic_entry_bucket_budget may not be above "
+                f"scalable_topic_entry_bucket_max_per_segment, which is {most}: a topic of one "
+                "segment has all of them there."
             )
         self._check_tls()
         self._check_ports()
@@ -532,10 +682,25 @@ def one_setting(
 
     Raises `ConfigurationError` if the file cannot be read.
     """
-    given = (overrides or {}).get(name) or os.environ.get(f"MAGNETAR_{name.upper()}")
+    # An empty variable counts as none (`env_ignore_empty`).
+    given = (overrides or {}).get(name) or os.environ.get(f"MAGNETAR_{name.upper()}") or None
     if given is None and config_file is not None:
         given = _read_file(config_file).get(name)
     return str(Settings.model_fields[name].default if given is None else given)
+
+
+def one_flag(
+    name: str, config_file: Path | None, overrides: Mapping[str, object] | None = None
+) -> bool:
+    """Whether a setting is true, before all of them are known to fit together.
+
+    False for a text that is neither true nor false, which `load_settings` refuses.  Raises
+    `ConfigurationError` if the file cannot be read.
+    """
+    try:
+        return TypeAdapter(bool).validate_python(one_setting(name, config_file, overrides))
+    except ValidationError:
+        return False
 
 
 def _read_file(config_file: Path) -> dict[str, object]:

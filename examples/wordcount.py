@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, explode, split
@@ -18,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import magnetar.spark
 import magnetar.sync
+from magnetar.settings import ClientOptions
 
 SENTENCES = [
     "a segment is split and its children go on where it ended",
@@ -29,10 +31,27 @@ HALF = 300
 PATIENCE_S = 300
 
 
+def access() -> tuple[ClientOptions, dict[str, str]]:
+    """The authorities to trust and the token: for `magnetar.connect`, and as options of Spark."""
+    settings, options = ClientOptions(), dict[str, str]()
+    if trust := os.environ.get("MAGNETAR_TLS_TRUST_FILE"):
+        settings["tls_trust_file"] = options["tlsTrustFile"] = trust
+    if token := os.environ.get("MAGNETAR_TOKEN_FILE"):
+        settings["token"] = Path(token).absolute().as_uri()
+        options["tokenFile"] = token
+    return settings, options
+
+
+SETTINGS, OPTIONS = access()
+
+
 def publish(url: str, topic: str, first: int) -> int:
     """Publish `HALF` sentences; returns the number of their words."""
     words = 0
-    with magnetar.sync.connect(url) as client, client.producer(topic, schema=str) as producer:
+    with (
+        magnetar.sync.connect(url, **SETTINGS) as client,
+        client.producer(topic, schema=str) as producer,
+    ):
         for number in range(first, first + HALF):
             sentence = SENTENCES[number % len(SENTENCES)]
             producer.send_nowait(sentence, key=f"author-{number % 20}")
@@ -84,7 +103,8 @@ def main() -> None:
         .getOrCreate()
     )
     magnetar.spark.register(spark)
-    sentences = spark.readStream.format("pulsar5").options(serviceUrl=given.url, topic=topic).load()
+    options = {"serviceUrl": given.url, "topic": topic, **OPTIONS}
+    sentences = spark.readStream.format("pulsar5").options(**options).load()
     words = sentences.select(explode(split(col("value").cast("string"), " ")).alias("word"))
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (

@@ -12,15 +12,28 @@ from pathlib import Path
 
 import typer
 
-__all__ = ["register"]
+__all__ = ["register", "register_for_operators"]
 
 
 def register(app: typer.Typer) -> None:
-    """Entry point of the group `magnetar.commands`: add the broker's commands."""
+    """Entry point of the group `magnetar.commands`: add the commands that run a broker."""
+    _find_packages()
+    from broker.cli.commands import register as register_commands
+
+    register_commands(app)
+
+
+def register_for_operators(app: typer.Typer) -> None:
+    """Entry point of the group `magnetar.commands`: add the commands that ask a broker."""
+    _find_packages()
+    from broker.cli.operator_commands import register as register_commands
+
+    register_commands(app)
+
+
+def _find_packages() -> None:
+    """Put the broker's packages on the path, once."""
     inside = Path(__file__).resolve().parent
     home = str(inside if (inside / "broker").is_dir() else inside.parent)
     if sys.path[:1] != [home]:
         sys.path.insert(0, home)
-    from broker.cli.commands import register as register_commands
-
-    register_commands(app)

@@ -36,11 +36,24 @@ ROLES: Final[Mapping[str, str | None]] = {
 POLICIES: Final[Mapping[str, object]] = {
     "auth_policies": {"namespace_auth": {"consumer": ["consume"], "producer": ["produce"]}}
 }
+PROXIES: Final = ("gate", "weak-gate")
+"""Roles of proxies: a superuser, and one without grants."""
+REFUSED: Final[Mapping[str, str]] = {
+    "wrong": "credentials that prove nothing",
+    "expired": "credentials that have expired",
+    "foreign": "a token that another key has signed",
+    "claim": "a role that is no proxy, and names an original principal",
+    "bare proxy": "a proxy that names no original principal",
+    "proxy for a proxy": "a proxy that names a proxy as the original principal",
+}
+"""Callers that are refused whatever they ask for."""
 _RIGHTS: Final = Rights(
-    superusers=frozenset({"root"}),
+    superusers=frozenset({"root", "gate"}),
     tenant_admins=frozenset({"acme-admin"}),
     grants=grants_of(POLICIES),
 )
+_YES: Final = "yes"
+_OWN: Final = "own"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _HEAD: Final = """\
 # Who may do what
@@ -50,16 +63,27 @@ scripts.print_access_rules`, and tests ask a live broker each cell. It counts wh
 is `on`. The columns: no credentials; a role without grants here; a role with *consume* on the
 namespace, and one with *produce*; an admin of the tenant; a superuser.
 
+In a line with *own* each role sees and changes what it owns itself, in lists too. Of anything else
+it gets the answer for what does not exist.
+
 A grant on the topic counts as one on the namespace does, where a topic is named. Where a
 subscription is named, its roles and the mode `Prefix` count too; reads without a subscription
 (PLAN_RANGE, READ_ENTRIES) are for tenant admins alone where the namespace restricts subscriptions.
 Segments and partitions go by their topic. Topics whose names begin with `__change_events` or
-`__transaction_`, and all of `pulsar/system`, are for superusers. Behind a proxy its own role must
-be allowed too.
+`__transaction_`, and all of `pulsar/system`, are for superusers. The line of `/metrics` is that of
+the default of `metrics_access`.
+
+Other callers get the same in every line, so they have no columns; the tests ask for them in every
+line too. Behind a proxy that is a superuser, the column of its client counts. Behind a proxy with
+fewer rights, both columns must say yes. Refused everywhere, also where nobody may ask (CONNECT gets
+AuthenticationError, REST answers 401), are:
+
+{refused}
 
 ## Commands of the binary protocol
 
-SEND has no line: it goes by the producer that it names, which PRODUCER has opened.
+SEND has no line: it goes by the producer that it names, which PRODUCER has opened. A transaction
+that it names must be the role's own, as in ACK.
 
 """
 _REST: Final = """
@@ -73,12 +97,12 @@ def page() -> str:
     head = ["who", *ROLES]
     commands = [f"| command | {' | '.join(head)} |\n", f"|{'---|' * (len(head) + 1)}\n"]
     paths = [f"| methods | path | {' | '.join(ROLES)} |\n", f"|{'---|' * (len(ROLES) + 2)}\n"]
-    return "".join([_HEAD, *commands, *_commands(), _REST, *paths, *_paths()])
+    intro = _HEAD.format(refused="\n".join(f"- {each}" for each in REFUSED.values()))
+    return "".join([intro, *commands, *_commands(), _REST, *paths, *_paths()])
 
 
-def may(role: str | None, questions: Sequence[Access]) -> bool:
-    """Whether a role of a column may have all these accesses."""
-    roles = [] if role is None else [role]
+def may(roles: Sequence[str], questions: Sequence[Access]) -> bool:
+    """Whether a peer with these roles may have all these accesses: two behind a proxy."""
     return all(is_allowed(roles, each, _RIGHTS) for each in questions)
 
 
@@ -125,13 +149,16 @@ def _commands() -> Iterator[str]:
 def _paths() -> Iterator[str]:
     needs = rules()
     for line in filter(None, TABLE.splitlines()):
-        *methods, path, _ = line.split()
+        *methods, path, who = line.split()
         marks = _marks((question_of(needs[methods[0], path], PATH_PARTS),))
+        if who == "own":
+            marks = [_OWN if mark == _YES else mark for mark in marks[:-1]] + marks[-1:]
         yield f"| {', '.join(methods)} | `{path}` | {' | '.join(marks)} |\n"
 
 
 def _marks(questions: Sequence[Access]) -> list[str]:
-    return ["yes" if may(role, questions) else "-" for role in ROLES.values()]
+    columns = [() if role is None else (role,) for role in ROLES.values()]
+    return [_YES if may(roles, questions) else "-" for roles in columns]
 
 
 if __name__ == "__main__":

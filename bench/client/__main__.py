@@ -111,7 +111,7 @@ def by_stock_driver(broker: BrokerUnderTest, effort: Effort) -> Do:
             "transactions": ("bench_transactions", {"seconds": work.count, "segments": 1}),
         }
         name, given = cases[work.kind]
-        driver = StockDriver(heap="1g")
+        driver = StockDriver(heap="1g", optimized=True)
         try:
             facts = run_case(broker, driver, effort, name, batching=work.batching, **given)
             return facts | {"peak_rss_mib": [peak_resident_mib(driver.pid)]}

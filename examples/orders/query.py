@@ -10,12 +10,14 @@ import argparse
 import os
 import sys
 
+from access import access
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 import magnetar.spark
 
+SETTINGS, OPTIONS = access()
 CUSTOMERS = [(f"customer-{number}", ("Graz", "Linz", "Wien")[number % 3]) for number in range(10)]
 
 
@@ -23,7 +25,7 @@ def source(spark: SparkSession, url: str, topic: str, columns: str) -> DataFrame
     """The JSON values of a topic, as columns."""
     rows = (
         spark.readStream.format("pulsar5")
-        .options(serviceUrl=url, topic=topic, maxRowsPerTrigger=100)
+        .options(serviceUrl=url, topic=topic, maxRowsPerTrigger=100, **OPTIONS)
         .load()
     )
     parsed = rows.select(f.from_json(f.col("value").cast("string"), columns).alias("parsed"))
@@ -38,12 +40,12 @@ def as_rows(table: DataFrame) -> DataFrame:
 def start_rows(table: DataFrame, url: str, topic: str, checkpoints: str) -> StreamingQuery:
     """Write new rows into a topic, exactly once: the key is opened before every start."""
     name = "to-" + topic.rpartition("/")[2]
-    key = magnetar.spark.open_key(url, name)
+    key = magnetar.spark.open_key(url, name, **SETTINGS)
     return (
         as_rows(table)
         .writeStream.format("pulsar5")
         .options(**key.options)
-        .options(serviceUrl=url, topic=topic)
+        .options(serviceUrl=url, topic=topic, **OPTIONS)
         .option("checkpointLocation", f"{checkpoints}/{name}")
         .trigger(availableNow=True)
         .start()
@@ -57,7 +59,7 @@ def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> S
     its query and batch: one that comes again is recognised by it, and written once.
     """
     name = "to-" + topic.rpartition("/")[2]
-    key = magnetar.spark.open_key(url, name)
+    key = magnetar.spark.open_key(url, name, **SETTINGS)
 
     def write(changed: DataFrame, batch: int) -> None:
         query = changed.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -66,7 +68,7 @@ def start_updates(table: DataFrame, url: str, topic: str, checkpoints: str) -> S
             .write.format("pulsar5")
             .mode("append")
             .options(**key.options)
-            .options(serviceUrl=url, topic=topic, jobId=f"{query}-{batch}")
+            .options(serviceUrl=url, topic=topic, jobId=f"{query}-{batch}", **OPTIONS)
             .save()
         )
 

@@ -16,8 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TypedDict
 
+from access import access
+
 import magnetar.sync
 
+SETTINGS, _ = access()
 NUMBER = 1000
 CUSTOMERS = 10
 PATIENCE_S = 300
@@ -39,7 +42,7 @@ def publish(url: str, topic: str) -> list[Order]:
         for number in range(NUMBER)
     ]
     with (
-        magnetar.sync.connect(url) as client,
+        magnetar.sync.connect(url, **SETTINGS) as client,
         client.producer(topic, schema=str, batch_max_messages=20) as producer,
     ):
         for order in orders:
@@ -58,7 +61,10 @@ def driver(url: str, topic: str, checkpoints: str) -> subprocess.Popen[bytes]:
 
 def first_of(url: str, topic: str, writer: subprocess.Popen[bytes]) -> None:
     """Wait until the driver has written a first message that readers see."""
-    with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
+    with (
+        magnetar.sync.connect(url, **SETTINGS) as client,
+        client.checkpoint_consumer(topic) as reader,
+    ):
         while not reader.receive_batch(1, timeout_s=1):
             if writer.poll() is not None:
                 sys.exit("The driver has ended, and written nothing.")
@@ -67,7 +73,10 @@ def first_of(url: str, topic: str, writer: subprocess.Popen[bytes]) -> None:
 def everything_in(url: str, topic: str) -> list[dict[str, object]]:
     """The messages that readers of a topic see, those of each key in order."""
     found = []
-    with magnetar.sync.connect(url) as client, client.checkpoint_consumer(topic) as reader:
+    with (
+        magnetar.sync.connect(url, **SETTINGS) as client,
+        client.checkpoint_consumer(topic) as reader,
+    ):
         while batch := reader.receive_batch(500, timeout_s=SILENCE_S):
             found += [json.loads(message.value) for message in batch]
     return found

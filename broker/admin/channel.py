@@ -6,6 +6,7 @@ Loaded only where there may be other brokers.
 from aiohttp import web
 
 from broker.admin.access import PRINCIPAL
+from broker.admin.transaction_leaders import leader_request_handlers
 from broker.app.service import Broker
 from broker.placement.channel import CHANNEL_PATH
 from broker.placement.channel_server import ChannelServer
@@ -16,7 +17,11 @@ def add_channel(app: web.Application, broker: Broker, stop_timeout_s: float) -> 
 
     Requests in progress then have `stop_timeout_s` to end.
     """
-    handlers = {**broker.topics.cluster.request_handlers(), **broker.scalable.request_handlers()}
+    handlers = {
+        **broker.topics.cluster.request_handlers(),
+        **broker.scalable.request_handlers(),
+        **leader_request_handlers(broker),
+    }
     server = ChannelServer(lambda: broker.broker_id, handlers)
 
     async def stop(_: web.Application) -> None:

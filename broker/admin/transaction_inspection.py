@@ -37,7 +37,10 @@ class TransactionInspection:
         *,
         owner: str | None = None,
     ) -> Json:
-        """Transactions that are open for longer than `older_than_ms`, the oldest first."""
+        """Transactions that are open for longer than `older_than_ms`, the oldest first.
+
+        They are those of one coordinator, or of all that are led here.
+        """
         before_ms = self._broker.clock.now_ms() - older_than_ms
         count, shown = self._transactions.coordinators.oldest_open(
             coordinator, before_ms, min(limit, TXN_LISTED), owner=owner
@@ -45,6 +48,18 @@ class TransactionInspection:
         return {
             "open": count,
             "transactions": [self._summary(each.txn, each.header) for each in shown],
+        }
+
+    def coordinator_stats(self) -> Json:
+        """Statistics of each coordinator that is led here, by its number, in Pulsar's form."""
+        return {
+            str(one.coordinator_id): {
+                "state": "Ready",
+                "leastSigBits": one.last_number,
+                "lowWaterMark": -1,
+                "ongoingTxnSize": one.open_count,
+            }
+            for one in self._transactions.coordinators.led()
         }
 
     async def require_own(self, txn: TxnId, owner: str) -> None:

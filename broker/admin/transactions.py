@@ -2,8 +2,8 @@
 
 Pulsar's own paths answer in Pulsar's form (`coordinators`, `coordinatorStats`, `slowTransactions`,
 `transactionMetadata`, `abortTransaction`, and those of `transaction_stats`); the others are
-Magnetar's own.  A request for a
-coordinator that another broker leads is redirected (307) to it.  While transactions are off, all
+Magnetar's own.  A request for one coordinator that another broker leads is redirected (307) to it;
+one for all coordinators is answered here, by asking their leaders.  While transactions are off, all
 requests get 503.
 """
 
@@ -17,7 +17,12 @@ from broker.admin.access import visible_owner
 from broker.admin.keys import BROKER
 from broker.admin.redirect import require_here
 from broker.admin.rest import RestError, no_content, number, refused, topic_of
-from broker.admin.transaction_inspection import TransactionInspection
+from broker.admin.transaction_inspection import Json, TransactionInspection
+from broker.admin.transaction_leaders import (
+    ListOpenTransactions,
+    list_open_transactions,
+    view_coordinators,
+)
 from broker.transactions.service import Transactions
 from config.bounds import TXN_LISTED
 from magnetar.protocol.names import TopicDomain
@@ -110,19 +115,11 @@ async def coordinators(request: web.Request) -> web.Response:
 
 
 async def coordinator_stats(request: web.Request) -> web.Response:
-    """GET `?coordinatorId=`: the number of open transactions of each coordinator led here."""
-    asked = _coordinator(request)
-    found = {
-        str(one.coordinator_id): {
-            "state": "Ready",
-            "leastSigBits": one.last_number,
-            "lowWaterMark": -1,
-            "ongoingTxnSize": one.open_count,
-        }
-        for one in require_enabled(request).coordinators.led()
-        if asked is None or one.coordinator_id == asked
-    }
-    return web.json_response(found if asked is None else found[str(asked)])
+    """GET `?coordinatorId=`: the number of open transactions of one coordinator, or of each."""
+    inspection, asked = _inspection(request), _coordinator(request)
+    if asked is None:
+        return web.json_response(await view_coordinators(request.app[BROKER]))
+    return web.json_response(inspection.coordinator_stats()[str(asked)])
 
 
 async def slow(request: web.Request) -> web.Response:
@@ -131,13 +128,7 @@ async def slow(request: web.Request) -> web.Response:
     The oldest TXN_LISTED are listed; the header `X-Total-Count` has the number of all that the role
     may see.
     """
-    inspection = _inspection(request)
-    found = inspection.open_transactions(
-        _coordinator(request),
-        number(request, "timeout"),
-        TXN_LISTED,
-        owner=await visible_owner(request),
-    )
+    found = await _open_ones(request, number(request, "timeout"), TXN_LISTED)
     listed = found["transactions"]
     rows = listed if isinstance(listed, list) else []
     return web.json_response(
@@ -164,10 +155,14 @@ async def open_ones(request: web.Request) -> web.Response:
     if not 0 < limit <= TXN_LISTED:
         raise refused(f"limit = {limit} is out of bounds: give 1 to {TXN_LISTED}.")
     older_than_ms = number(request, "olderThanMs", 0)
-    found = _inspection(request).open_transactions(
-        _coordinator(request), older_than_ms, limit, owner=await visible_owner(request)
-    )
-    return web.json_response(found)
+    return web.json_response(await _open_ones(request, older_than_ms, limit))
+
+
+async def _open_ones(request: web.Request, older_than_ms: int, limit: int) -> Json:
+    require_enabled(request)
+    coordinator, owner = _coordinator(request), await visible_owner(request)
+    asked = ListOpenTransactions(older_than_ms, limit, owner)
+    return await list_open_transactions(request.app[BROKER], coordinator, asked)
 
 
 async def show(request: web.Request) -> web.Response:

@@ -258,3 +258,28 @@ async def test_another_broker_cleans_up_where_nobody_owns_the_topic_any_more(
         left = len(
             [page async for page in transactions.store.ended_headers(TxnState.COMMITTED, 2**60)]
         )
+
+
+async def test_any_broker_lists_the_open_transactions_of_all_coordinators(cluster: Cluster) -> None:
+    first, second = await cluster.add(), await cluster.add()
+    await shared_by(first, second)
+    begun = [
+        await TransactionClient(await node.client()).begin(min(led(node)))
+        for node in (second, first)
+    ]
+    in_pulsars_form = {f"({most},{least})" for most, least in begun}
+
+    async def asked(node: Node, path: str) -> dict[str, object]:
+        found = await cluster.rest(node, "GET", f"/admin/v3/transactions/{path}")
+        assert isinstance(found, dict)
+        return found
+
+    for node in (first, second):
+        assert (await asked(node, "slowTransactions/0")).keys() == in_pulsars_form
+        oldest = await asked(node, "open?limit=1")
+        assert oldest["open"] == 2
+        assert isinstance(rows := oldest["transactions"], list)
+        assert len(rows) == 1
+        stats = await asked(node, "coordinatorStats")
+        assert list(stats) == [str(number) for number in range(COORDINATORS)]
+        assert str(stats).count("'ongoingTxnSize': 1") == 2

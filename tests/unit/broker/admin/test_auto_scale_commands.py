@@ -1,10 +1,7 @@
 """`magnetar topics`: policies of automatic splits, and why a topic is scaled or not."""
 
-import asyncio
-
-from typer.testing import CliRunner
-
 from magnetar.cli.main import build_app
+from tests.support.commands import run_command
 from tests.unit.broker.admin.conftest import Rest
 
 SCALABLE = "/admin/v2/scalable/public/default"
@@ -12,9 +9,7 @@ SCALABLE = "/admin/v2/scalable/public/default"
 
 async def run(rest: Rest, *words: str) -> str:
     arguments = ["topics", *words, "--admin-url", rest.base]
-    result = await asyncio.to_thread(
-        CliRunner().invoke, build_app("topics"), arguments, env={"COLUMNS": "200"}
-    )
+    result = await run_command(build_app("topics"), arguments, {"COLUMNS": "200"})
     return result.output
 
 

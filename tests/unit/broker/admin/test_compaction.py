@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from broker.cli.compaction import _path
 from magnetar.cli.main import build_app
 from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.commands import run_command
 from tests.support.raw_client import BrokerError, RawClient
 from tests.unit.broker.admin.conftest import Rest, asking
 
@@ -156,14 +156,14 @@ async def test_its_subscription_is_not_used_and_prevents_a_migration(rest: Rest)
 async def test_the_command_line_compacts_a_topic(rest: Rest) -> None:
     await send(rest, NAME, 5)
 
-    def run(*words: str) -> str:
+    async def run(*words: str) -> str:
         given = [*words, "--admin-url", rest.base]
-        done = CliRunner().invoke(build_app("topics"), ["topics", *given])
+        done = await run_command(build_app("topics"), ["topics", *given])
         assert done.exit_code == 0, done.output
         return done.output
 
-    assert "SUCCESS" in await asyncio.to_thread(run, "compact", NAME, "--wait")
-    assert "SUCCESS" in await asyncio.to_thread(run, "compaction-status", "c")
+    assert "SUCCESS" in await run("compact", NAME, "--wait")
+    assert "SUCCESS" in await run("compaction-status", "c")
 
 
 @pytest.mark.parametrize("topic", ["topic://a/b/c", "segment://a/b/c/d", "a/b", "a//b"])

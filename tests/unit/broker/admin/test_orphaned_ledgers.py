@@ -1,17 +1,16 @@
 """`magnetar ledgers orphans` and what it asks of REST."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
 from magnetar.cli.main import build_app
 from storage.metadata.instance import instance_of
 from tests.support.bounds import set_bound
+from tests.support.commands import run_command
 from tests.support.embedded_broker import running
 
 TOPIC = "public/default/persistent/t"
@@ -20,7 +19,7 @@ TOPIC = "public/default/persistent/t"
 async def said(admin: AdminServer, *words: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{admin.port}"
     arguments = ["ledgers", "orphans", *words, "--admin-url", url]
-    result = await asyncio.to_thread(CliRunner().invoke, build_app("ledgers"), arguments)
+    result = await run_command(build_app("ledgers"), arguments)
     return result.exit_code, result.output
 
 

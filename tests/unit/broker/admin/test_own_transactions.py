@@ -1,19 +1,18 @@
 """Transactions and transaction keys over REST, as roles see them that own some, or none."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from broker.app.service import Broker
 from magnetar.cli.main import build_app
 from magnetar.protocol.names import NamespaceName, parse_topic_name
 from magnetar.protocol.txn_id import TxnId
 from security.secret_files import write_secret
+from tests.support.commands import run_command
 from tests.support.embedded_broker import running
 from tests.support.roles import TOKENS, token_of
 from tests.unit.broker.admin.conftest import Rest, asking_broker
@@ -178,23 +177,23 @@ async def test_admins_of_the_tenant_see_what_pins_a_topic_and_others_their_own(
 
 
 async def test_commands_show_what_the_role_may_see(world: World, tmp_path: Path) -> None:
-    def printed(role: str, *arguments: str) -> str:
+    async def printed(role: str, *arguments: str) -> str:
         token = tmp_path / f"{role}.token"
         if not token.exists():
             write_secret(token, token_of(role).encode())
         where = ("--admin-url", world.rest.base, "--token-file", str(token))
-        result = CliRunner().invoke(build_app(), ["txn", *arguments, *where])
+        result = await run_command(build_app(), ["txn", *arguments, *where])
         assert result.exit_code == 0, result.output
         return result.output
 
     topic = "persistent://acme/orders/t"
-    listed = await asyncio.to_thread(printed, "bob", "list")
+    listed = await printed("bob", "list")
     assert "1 open, 1 shown." in listed
-    assert "3 transaction(s), 1 shown" in await asyncio.to_thread(printed, "bob", "why", topic)
-    hidden = await asyncio.to_thread(printed, "carol", "why", topic)
+    assert "3 transaction(s), 1 shown" in await printed("bob", "why", topic)
+    hidden = await printed("carol", "why", topic)
     assert "3 transaction(s), 0 shown" in hidden
     txn = str(world.txns["bob"])
-    assert "is aborted" in await asyncio.to_thread(printed, "bob", "end", txn, "abort")
+    assert "is aborted" in await printed("bob", "end", txn, "abort")
 
 
 @pytest.mark.parametrize("world", ["dry_run"], indirect=True)

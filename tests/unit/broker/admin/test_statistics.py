@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from broker.app.service import Broker
 from broker.topics.rate_timer import RateTimer
@@ -20,6 +19,7 @@ from magnetar.cli.main import build_app as build_commands
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name
+from tests.support.commands import run_command
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.unit.broker.admin.conftest import Rest
@@ -149,13 +149,13 @@ async def test_command_shows_units_rates_and_age(creating: Rest) -> None:
     segment = "segment://public/default/orders/0000-ffff-0"
     await publish_batches(creating, segment)
     arguments = ["topics", "stats", "orders", "--admin-url", creating.base]
-    result = await asyncio.to_thread(CliRunner().invoke, build_commands(), arguments)
+    result = await run_command(build_commands(), arguments)
     assert result.exit_code == 0, result.output
     assert "backlog 10 entries (1000 messages, 10." in result.output
     assert "s old" in result.output
     assert "messages/s" in result.output
     arguments[1:3] = ["segment-stats", "orders", "0"]
-    result = await asyncio.to_thread(CliRunner().invoke, build_commands(), arguments)
+    result = await run_command(build_commands(), arguments)
     assert result.exit_code == 0, result.output
     assert "segment 0  at " in result.output
     assert "s: backlog 10 entries" in result.output

@@ -1,15 +1,15 @@
 """`magnetar permissions`: its paths, and what it does to a broker with authorization."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from broker.cli.permissions import permissions_path
 from magnetar.cli.main import build_app
+from tests.support.commands import run_command
 from tests.support.roles import TOKENS, token_of
 from tests.unit.broker.admin.conftest import Rest, asking
 
@@ -47,7 +47,7 @@ async def secured(tmp_path: Path) -> AsyncIterator[Rest]:
 
 async def run(rest: Rest, *words: str, role: str = "root") -> Result:
     given = ["permissions", *words, "--admin-url", rest.base, "--token", token_of(role)]
-    return await asyncio.to_thread(CliRunner().invoke, build_app("permissions"), given)
+    return await run_command(build_app("permissions"), given)
 
 
 async def shown(rest: Rest, resource: str) -> list[str]:

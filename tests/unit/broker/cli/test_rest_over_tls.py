@@ -1,6 +1,5 @@
 """Commands that ask a broker over https."""
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from magnetar.cli.main import build_app
 from tests.support.authority import Authority
+from tests.support.commands import run_command
 from tests.support.secured_broker import Served, serving
 
 
@@ -31,7 +31,7 @@ async def run(served: Served, *words: str, trust: bool = True) -> Result:
     assert url is not None
     more = ["--tls-trust-file", str(served.authority.chain)] if trust else []
     given = [*words, "--admin-url", url, *more]
-    return await asyncio.to_thread(CliRunner().invoke, build_app(words[0]), given)
+    return await run_command(build_app(words[0]), given)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_the_other_scheme_is_named(
             assert me.web_url_tls is not None
             given = me.web_url_tls.replace("https:", "http:")
         words = [*words, "--admin-url", given]
-        done = await asyncio.to_thread(CliRunner().invoke, build_app(words[0]), words)
+        done = await run_command(build_app(words[0]), words)
     assert done.exit_code == 1
     assert step in done.output
 

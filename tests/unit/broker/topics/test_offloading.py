@@ -8,7 +8,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from typer.testing import CliRunner
 
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
@@ -23,6 +22,7 @@ from magnetar.protocol.names import parse_topic_name
 from storage.ledger.local.local_store import LocalLedgerStore
 from storage.offload.context import InvalidOffloadUrl, data_key
 from storage.offload.errors import OffloadedDataCorrupt
+from tests.support.commands import run_command
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.raw_handles import RawConsumer
@@ -98,7 +98,7 @@ class Ground:
 
     async def cli(self, *words: str) -> str:
         arguments = [*words, "--admin-url", self.url]
-        result = await asyncio.to_thread(CliRunner().invoke, build_app("topics"), arguments)
+        result = await run_command(build_app("topics"), arguments)
         assert result.exit_code == 0, result.output
         return result.output
 

@@ -1,13 +1,11 @@
 """What operators see and do: REST and `magnetar txn` over a whole broker."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
-from typer.testing import CliRunner
 
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
@@ -19,6 +17,7 @@ from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.metadata.store import Version
 from tests.support.bounds import set_bound
+from tests.support.commands import run_command
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -50,13 +49,9 @@ class Site:
 
     async def txn(self, *arguments: str) -> tuple[int, str]:
         """`magnetar txn ...`: its status and what it printed."""
-        runner = CliRunner()
-
-        def invoke() -> tuple[int, str]:
-            result = runner.invoke(build_app(), ["txn", *arguments, "--admin-url", self.url])
-            return result.exit_code, result.output
-
-        return await asyncio.to_thread(invoke)
+        words = ["txn", *arguments, "--admin-url", self.url]
+        result = await run_command(build_app(), words)
+        return result.exit_code, result.output
 
     async def send(self, txn: tuple[int, int], count: int = 1) -> None:
         """Messages in the transaction, over the wire."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bench.client.work import Work, run_client
 from bench.processes import peak_resident_mib, processor_s, resident_mib
 from bench.secured import ClientAccess, access_to, rest
 from tests.java.broker_under_test import BrokerUnderTest
@@ -164,6 +165,29 @@ def batched_sends(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) 
 def single_sends(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:
     """Publish and consume, each message an entry."""
     return _throughput("single", False, effort.messages_single, broker, driver, effort)
+
+
+def pypi_sends(broker: BrokerUnderTest, effort: Effort) -> Results:
+    """`batched_sends` by `pulsar-client` from PyPI, on a `persistent://` topic."""
+    access = access_to(broker)
+    work = Work(
+        "throughput",
+        broker.url,
+        f"persistent://public/default/pypi-{uuid.uuid4().hex[:8]}",
+        effort.messages_batched,
+        effort.runs,
+        trust=str(access.trust or ""),
+        token=access.token,
+    )
+    used = processor_s(broker.pid)
+    figures = run_client("bench.client.pypi", work)
+    used = processor_s(broker.pid) - used
+    messages = work.count * (work.runs + 1)
+    return {
+        "pypi_messages_per_s": statistics.median(figures["messages_per_s"]),
+        "pypi_processor_ms": used * 1_000_000 / messages,
+        "pypi_client_processor_ms": figures["processor_s"][0] * 1_000_000 / messages,
+    }
 
 
 def awaited_sends(broker: BrokerUnderTest, driver: StockDriver, effort: Effort) -> Results:

@@ -40,6 +40,11 @@ class ClientAccess:
             return trust
         return {**trust, **java_arguments(token_of(ROLE), token_of(ADMIN))}
 
+    @property
+    def token(self) -> str:
+        """The token that clients show; empty without tokens."""
+        return token_of(ROLE) if self.tokens else ""
+
     def headers(self) -> dict[str, str]:
         """Headers of an operator's REST requests."""
         return bearer(token_of(ADMIN)) if self.tokens else {}

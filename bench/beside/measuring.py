@@ -27,6 +27,7 @@ from bench.measures import (
     batched_sends,
     connects,
     idle_memory,
+    pypi_sends,
     raw_sends,
     single_sends,
     start_ms,
@@ -162,6 +163,12 @@ MEASURES: Final[Mapping[str, Measure]] = {
     ),
     "single": Measure(
         with_driver(single_sends), _sends("single", "publish + consume 1 KB, not batched"), 14
+    ),
+    "pypi": Measure(
+        on_broker(pypi_sends),
+        _sends("pypi", "publish + consume 1 KB, batched, by PyPI's client"),
+        16,
+        java=False,
     ),
     "awaited": Measure(
         with_driver(awaited_sends),

@@ -9,7 +9,6 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -21,16 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.__main__ import OUTPUT, machine, magnetar, running, say
-from bench.client.work import CONCURRENT, SENDS_IN_TRANSACTION, Work
+from bench.client.work import CONCURRENT, SENDS_IN_TRANSACTION, Work, run_client
 from bench.measures import Effort, Results, create_topic, run_case
 from bench.processes import peak_resident_mib
 from bench.report import Row
 from tests.java import stock_driver
 from tests.java.broker_under_test import BrokerUnderTest
 from tests.java.stock_driver import StockDriver
-from tests.support.broker_process import ROOT
 
-WORK_TIMEOUT_S: Final = 600
 SCALABLE: Final = "topic://public/default/"
 PLAIN: Final = "persistent://public/default/"
 
@@ -84,18 +81,7 @@ def by_process(broker: BrokerUnderTest, module: str) -> Do:
     def do(work: Work) -> Mapping[str, list[float]]:
         if work.topic.startswith(SCALABLE):
             create_topic(broker, work.topic.removeprefix(SCALABLE))
-        done = subprocess.run(
-            [sys.executable, "-m", module, work.to_json()],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=WORK_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{module} failed:\n{done.stderr[-4000:]}")
-        figures: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-        return figures
+        return run_client(module, work)
 
     return do
 

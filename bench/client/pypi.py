@@ -98,7 +98,12 @@ RUNS = {"throughput": throughput, "publish": publish, "latency": latency}
 
 def main() -> None:
     work = given_work()
-    client = pulsar.Client(work.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = pulsar.Client(
+        work.url,
+        authentication=pulsar.AuthenticationToken(work.token) if work.token else None,
+        tls_trust_certs_file_path=work.trust or None,
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
     try:
         report(RUNS[work.kind](client, work))
     finally:

@@ -8,11 +8,14 @@ on (window, sizes) are the defaults there.
 
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
+
+from tests.support.broker_process import ROOT
 
 Kind = Literal["throughput", "publish", "latency", "transactions"]
 Figures = dict[str, list[float]]
@@ -22,13 +25,17 @@ WINDOW: Final = 1000
 SENDS_IN_TRANSACTION: Final = 10
 CONCURRENT: Final = 32
 PATIENCE_S: Final = 60
+WORK_TIMEOUT_S: Final = 600
 NANOS_IN_US: Final = 1000.0
 NANOS_IN_MS: Final = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One measurement.  `count`: messages, sends, or seconds for transactions."""
+    """One measurement.  `count`: messages, sends, or seconds for transactions.
+
+    `trust` is a file of authorities for a URL with TLS, and `token` is shown if it is not empty.
+    """
 
     kind: Kind
     url: str
@@ -36,6 +43,8 @@ class Work:
     count: int
     runs: int
     batching: bool = True
+    trust: str = ""
+    token: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -56,7 +65,24 @@ def report(figures: Figures) -> None:
     """Print what was measured, and what it took."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     figures["peak_rss_mib"] = [usage.ru_maxrss / 1024]
+    figures["processor_s"] = [usage.ru_utime + usage.ru_stime]
     print(json.dumps(figures), flush=True)
+
+
+def run_client(module: str, work: Work) -> Figures:
+    """Have a client that is a module of this Python do the work, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, work.to_json()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WORK_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} failed:\n{done.stderr[-4000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def timed_s(action: Callable[[], None]) -> float:

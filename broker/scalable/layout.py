@@ -274,7 +274,7 @@ def migrated(legacy_topics: Sequence[str], *, now_ms: int, bucket_budget: int = 
     )
     # Before it there was no layout: the ranges of these do not cover each hash once.
     before = Layout(0, count, {parent.segment_id: parent for parent in parents})
-    buckets = _buckets_of_each(count, bucket_budget)
+    buckets = [_buckets_of_each(count, bucket_budget)] * count
     return _reshape(before, parents, tuple(even_ranges(count)), buckets, now_ms)
 
 
@@ -286,7 +286,10 @@ def _buckets_of_each(segments: int, budget: int) -> int:
 def split(layout: Layout, segment_id: int, *, now_ms: int, parts: int = 2) -> Reshape:
     """Split an ACTIVE segment into `parts` of equal width, give or take a hash.
 
-    Of two, the lower one is the larger if the width is odd.  The parts share its entry buckets.
+    Of two, the lower one is the larger if the width is odd.  The parts share its entry buckets;
+    each has at least one.  Halves have `buckets // 2` each, as in Apache Pulsar, so one of an odd
+    number is lost.  More parts, which Pulsar does not make, lose none: the lower ones have one
+    more.
     Raises `UnknownSegment`, `SegmentNotActive`, `SegmentTooNarrow`.
     """
     if parts < 2:
@@ -300,8 +303,16 @@ def split(layout: Layout, segment_id: int, *, now_ms: int, parts: int = 2) -> Re
         )
     starts = [parent.hash_start + -(-width * number // parts) for number in range(parts)]
     ends = [start - 1 for start in starts[1:]] + [parent.hash_end]
-    buckets = max(1, parent.entry_buckets // parts)
-    return _reshape(layout, (parent,), tuple(zip(starts, ends, strict=True)), buckets, now_ms)
+    ranges = tuple(zip(starts, ends, strict=True))
+    return _reshape(layout, (parent,), ranges, _shared_out(parent.entry_buckets, parts), now_ms)
+
+
+def _shared_out(buckets: int, parts: int) -> list[int]:
+    """The entry buckets of each part of a segment that is split; see `split`."""
+    each, rest = divmod(buckets, parts)
+    if parts == 2:
+        rest = 0
+    return [max(1, each + (number < rest)) for number in range(parts)]
 
 
 def merge(
@@ -326,7 +337,7 @@ def merge(
         )
     buckets = min(sum(parent.entry_buckets for parent in parents), max_buckets)
     span = (parents[0].hash_start, parents[-1].hash_end)
-    return _reshape(layout, parents, (span,), buckets, now_ms)
+    return _reshape(layout, parents, (span,), [buckets], now_ms)
 
 
 def rebucket(layout: Layout, segment_id: int, bucket_count: int, *, now_ms: int) -> Reshape:
@@ -341,7 +352,7 @@ def rebucket(layout: Layout, segment_id: int, bucket_count: int, *, now_ms: int)
             "number."
         )
     span = (parent.hash_start, parent.hash_end)
-    return _reshape(layout, (parent,), (span,), bucket_count, now_ms)
+    return _reshape(layout, (parent,), (span,), [bucket_count], now_ms)
 
 
 def prune(layout: Layout, segment_ids: Collection[int]) -> Layout:
@@ -430,11 +441,10 @@ def _reshape(
     layout: Layout,
     parents: tuple[Segment, ...],
     ranges: tuple[tuple[int, int], ...],
-    buckets: int,
+    buckets: Sequence[int],
     now_ms: int,
 ) -> Reshape:
-    """The layout after `parents` became one child for each range, with `buckets` entry buckets."""
-    splits = even_bucket_splits(buckets)
+    """The layout after `parents` became one child for each range, with so many entry buckets."""
     epoch = layout.epoch + 1
     parent_ids = tuple(sorted(parent.segment_id for parent in parents))
     children = tuple(
@@ -445,9 +455,9 @@ def _reshape(
             created_at_epoch=epoch,
             created_at_ms=now_ms,
             parent_ids=parent_ids,
-            entry_bucket_splits=splits,
+            entry_bucket_splits=even_bucket_splits(count),
         )
-        for number, (start, end) in enumerate(ranges)
+        for number, ((start, end), count) in enumerate(zip(ranges, buckets, strict=True))
     )
     sealed = tuple(
         replace(

@@ -186,7 +186,18 @@ def test_split_into_several_covers_the_range_evenly() -> None:
         (21846, 43690),
         (43691, 65535),
     ]
-    assert [c.entry_buckets for c in change.children] == [1, 1, 1]
+    assert [c.entry_buckets for c in change.children] == [2, 1, 1]
+
+
+@given(st.integers(1, MAX_ENTRY_BUCKETS), st.integers(2, 16))
+def test_split_shares_out_all_entry_buckets_evenly(buckets: int, parts: int) -> None:
+    layout = initial(1, now_ms=NOW_MS, bucket_budget=buckets)
+    change = split(layout, 0, now_ms=NOW_MS, parts=parts)
+    counts = [child.entry_buckets for child in change.children]
+    # Apache Pulsar's halves have N div 2 each.
+    lost = buckets % 2 if parts == 2 and buckets > 1 else 0
+    assert sum(counts) == max(buckets - lost, parts)
+    assert max(counts) - min(counts) <= 1
 
 
 def test_entry_buckets_of_new_split_and_merged_segments() -> None:

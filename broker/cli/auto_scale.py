@@ -105,7 +105,7 @@ def why_scale(
         f"  {'segment':>8}  {'in, msg/s':>10}  {'out, msg/s':>10}  {'backlog':>8}  quiet for"
     )
     for segment_id, members in mapping(answer.get("segments")).items():
-        typer.echo(f"  {segment_id:>8}  {_load(mapping(members))}")
+        typer.echo(f"  {segment_id:>8}  {load_text(mapping(members))}")
     last = mapping(answer.get("lastDecision"))
     if last:
         reason = printable(str(last.get("reason")))
@@ -117,15 +117,21 @@ def why_scale(
     )
 
 
-def _load(members: Mapping[str, object]) -> str:
+def load_text(members: Mapping[str, object]) -> str:
+    """The load of a segment, as one line shows it."""
     if not members:
         return "no report yet"
     rate_in, rate_out = members.get("msgRateIn"), members.get("msgRateOut")
     quiet = members.get("quietSinceMs")
     text = f"{rate_in:>10}  {rate_out:>10}  {members.get('backlog'):>8}  "
     text += "-" if quiet is None else _ago(quiet)
-    share = members.get("topKeyShare")
-    return f"{text}  (one key has {float(str(share)):.0%})" if share is not None else text
+    shares = [
+        f"{float(str(members[name])):.0%} of the {unit}"
+        for name, unit in (("topKeyShare", "messages"), ("topKeyBytesShare", "bytes"))
+        if name in members
+    ]
+    # The two may be different keys.
+    return f"{text}  (one key has {', one '.join(shares)})" if shares else text
 
 
 def _ago(time_ms: object) -> str:

@@ -521,6 +521,8 @@ def _loads_json(situation: Situation) -> dict[str, object]:
         sample = situation.samples.get(segment.segment_id)
         if sample is not None and sample.tells:
             members["topKeyShare"] = round(sample.top_share, 3)
+            if sample.has_bytes:
+                members["topKeyBytesShare"] = round(sample.by_bytes.top_share, 3)
         found[str(segment.segment_id)] = members
     return found
 

@@ -41,12 +41,17 @@ class KeySample:
         return self.entries >= KEY_SAMPLE_LEAST
 
     @property
+    def has_bytes(self) -> bool:
+        """Whether bytes were counted."""
+        return bool(self.keyed_bytes or self.keyless_bytes)
+
+    @property
     def by_bytes(self) -> "KeySample":
         """The sample with bytes in place of messages, for loads that are too large in bytes.
 
         Where no bytes were counted it stays as it is.
         """
-        if not (self.keyed_bytes or self.keyless_bytes):
+        if not self.has_bytes:
             return self
         return KeySample(self.keyed_bytes, self.keyless_bytes, self.entries)
 

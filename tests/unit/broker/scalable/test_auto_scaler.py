@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from structlog.testing import capture_logs
 
+from broker.cli.auto_scale import load_text
 from broker.policies.namespaces import AUTO_SCALE_POLICY
 from broker.scalable.auto_scale_policy import AutoScalePolicy, InvalidAutoScalePolicy, Rates
 from broker.scalable.history import ChangeKind
@@ -143,8 +144,31 @@ async def test_a_hot_key_is_not_split_and_that_is_explained(node: Node) -> None:
             "backlog": 0,
             "quietSinceMs": None,
             "topKeyShare": 1.0,
+            "topKeyBytesShare": 1.0,
         }
     }
+
+
+async def test_a_key_that_is_hot_by_bytes_alone_is_explained(node: Node) -> None:
+    traffic = Traffic(node)
+    await write_keys(node, 0, [f"key-{number}" for number in range(40)])
+    await write_keys(node, 0, ["large"], payload=b"m" * 100_000)
+    await traffic.pass_time(20, {0: 100})
+    traffic.producers[0].bytes_in += 500_000_000 * SAMPLE_S
+    await traffic.pass_time(10, {0: 100})
+    await traffic.evaluate()
+    assert await traffic.active() == [0]
+    ((kind, cause),) = await traffic.causes()
+    assert kind == "refusal"
+    assert "of the bytes of segment 0" in cause
+    answer = await node.scalable.explain_scaling(TOPIC)
+    assert isinstance(answer["segments"], dict)
+    load = answer["segments"]["0"]
+    assert load["topKeyShare"] < 0.05
+    assert load["topKeyBytesShare"] > 0.9
+    shown = load_text(load)
+    assert "one key has 2% of the messages, one 9" in shown
+    assert shown.endswith("% of the bytes)")
 
 
 async def test_a_policy_that_does_not_fit_is_in_the_history(node: Node) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from broker.policies.namespaces import Policies, retention
+from broker.policies.namespaces import Policies
 from broker.policies.policy_kinds import (
     AUTO_SUBSCRIPTION_CREATION,
     COMPACTION_THRESHOLD,
@@ -26,7 +26,7 @@ from broker.policies.policy_kinds import (
 from broker.policies.topic_policies import UNSET, PoliciesOfTopic
 from config.bounds import MAX_MESSAGE_SIZE as LARGEST_MESSAGE
 from config.settings import Settings
-from storage.managed_ledger.types import Retention
+from storage.managed_ledger.types import MIB, MINUTE_MS, Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,12 @@ def broker_policies(settings: Settings) -> AppliedPolicies:
 
 
 def _retention(value: object) -> Retention | None:
+    """Convert Pulsar's minutes and megabytes; -1 means without limit in both."""
     section = value if isinstance(value, dict) else {}
     minutes, megabytes = section.get("retentionTimeInMinutes"), section.get("retentionSizeInMB")
     if not isinstance(minutes, int) or not isinstance(megabytes, int):
         return None
-    return retention(minutes, megabytes)
+    return Retention(
+        time_ms=minutes if minutes < 0 else minutes * MINUTE_MS,
+        size_bytes=megabytes if megabytes < 0 else megabytes * MIB,
+    )

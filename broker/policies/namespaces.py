@@ -20,7 +20,6 @@ from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import NamespaceName, TopicName
 from magnetar.protocol.server_error import PeerError, ServerError
 from security.access import Grants, Roles, grants_of, topic_key
-from storage.managed_ledger.types import Retention
 from storage.metadata.store import ABSENT, MetadataStore, Record, VersionConflict
 
 log = structlog.get_logger(__name__)
@@ -28,8 +27,6 @@ log = structlog.get_logger(__name__)
 ROOT = "/admin/policies"
 AUTO_SCALE_POLICY = "scalableTopicAutoScalePolicy"
 """The member of a namespace's policies for automatic splits and merges of its scalable topics."""
-MIB = 1024 * 1024
-MINUTE_MS = 60_000
 DEFAULT_NAMESPACES = (NamespaceName("public", "default"), NamespaceName("pulsar", "system"))
 JsonObject = dict[str, object]
 
@@ -76,24 +73,6 @@ class Policies:
     def _section(self, name: str) -> Mapping[str, object]:
         value = self.raw.get(name)
         return value if isinstance(value, dict) else {}
-
-    @property
-    def retention(self) -> Retention | None:
-        """Retention of acknowledged data, if the namespace sets one."""
-        section = self._section("retention_policies")
-        minutes, megabytes = (
-            section.get("retentionTimeInMinutes"),
-            section.get("retentionSizeInMB"),
-        )
-        if not isinstance(minutes, int) or not isinstance(megabytes, int):
-            return None
-        return retention(minutes, megabytes)
-
-    @property
-    def deduplication(self) -> bool | None:
-        """Whether all sends are deduplicated."""
-        value = self.raw.get("deduplicationEnabled")
-        return value if isinstance(value, bool) else None
 
     @property
     def offload_threshold_bytes(self) -> int | None:
@@ -143,14 +122,6 @@ class Policies:
         return (
             known[name] if isinstance(name, str) and name in known else CompatibilityStrategy.FULL
         )
-
-
-def retention(minutes: int, megabytes: int) -> Retention:
-    """Convert Pulsar's minutes and megabytes; -1 means without limit in both."""
-    return Retention(
-        time_ms=minutes if minutes < 0 else minutes * MINUTE_MS,
-        size_bytes=megabytes if megabytes < 0 else megabytes * MIB,
-    )
 
 
 class Namespaces:

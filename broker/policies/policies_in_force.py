@@ -53,6 +53,14 @@ class PoliciesInForce:
             self._of_namespaces[name.namespace_name] = known
         return known[1]
 
+    async def read(self, name: TopicName) -> AppliedPolicies:
+        """The policies in force for a topic, read anew.
+
+        Raises `NamespaceNotFound`, `MetadataError`.
+        """
+        namespace = await self._namespaces.require(name.namespace_name)
+        return applied_policies(self._of_broker, namespace, await self._topics.get(name))
+
     async def value(self, kind: PolicyKind, name: TopicName) -> object:
         """The value of a policy in force for a topic, read anew.  Raises `MetadataError`."""
         namespace = await self._namespaces.require(name.namespace_name)

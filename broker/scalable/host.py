@@ -5,6 +5,7 @@ from typing import Protocol
 
 from broker.placement import Placement
 from broker.policies.namespaces import Namespaces
+from broker.policies.policies_in_force import PoliciesInForce
 from broker.policies.topic_policies import TopicPolicies
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
@@ -29,6 +30,7 @@ class ScalableHost(Protocol):
     placement: Placement
     namespaces: Namespaces
     topic_policies: TopicPolicies
+    policies: PoliciesInForce
     schemas: SchemaRegistry
     topics: TopicRegistry
     offloads: Offloads

@@ -16,7 +16,7 @@ from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import TopicStore
 from magnetar.background_tasks import RESTART_PAUSE_MIN_S, BackgroundTasks
 from magnetar.protocol.backoff import Backoff
-from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName
+from magnetar.protocol.names import TopicDomain, TopicName
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.types import Retention
 
@@ -48,7 +48,7 @@ class Housekeeping:
         recover: Callable[[Step], Awaitable[None]],
         is_finishing: Callable[[Step], bool],
         finish_late: Callable[[LiveTopic], Awaitable[None]],
-        retention_of: Callable[[NamespaceName], Awaitable[Retention]],
+        retention_of: Callable[[TopicName], Awaitable[Retention]],
         interval_s: float,
     ) -> None:
         self._topics = topics
@@ -121,7 +121,7 @@ class Housekeeping:
         if live is not None:
             if live.layout.legacy:
                 await self._finish_late(live)
-            await self._pruner.prune(live, await self._retention_of(name.namespace_name))
+            await self._pruner.prune(live, await self._retention_of(name))
 
     # Steps
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from broker.placement.typed_request import RequestHandler
-from broker.policies.namespaces import retention
 from broker.scalable.auto_scaler import AutoScaler
 from broker.scalable.controller_record import ControllerRecord
 from broker.scalable.controllers import Controllers
@@ -63,7 +62,7 @@ from magnetar.protocol.names import (
 )
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.records import cursor_key
-from storage.managed_ledger.types import MINUTE_MS, Retention
+from storage.managed_ledger.types import MINUTE_MS, NO_RETENTION, Retention
 
 if TYPE_CHECKING:
     # A single broker starts without the parts of a cluster.
@@ -269,11 +268,8 @@ class ScalableTopics(SegmentReports):
         """Run one round of housekeeping: leftovers first, then topics with sealed segments."""
         await self._housekeeping.prune_all()
 
-    async def _retention_of(self, namespace: NamespaceName) -> Retention:
-        settings = self._broker.settings
-        policies = await self._broker.namespaces.require(namespace)
-        default = retention(settings.retention_time_minutes, settings.retention_size_mb)
-        return policies.retention or default
+    async def _retention_of(self, name: TopicName) -> Retention:
+        return (await self._broker.policies.read(name)).retention or NO_RETENTION
 
     # Idle topics
 

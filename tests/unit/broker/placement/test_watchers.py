@@ -79,7 +79,9 @@ async def test_policies_are_still_followed(cluster: Cluster, error: Exception) -
         await second.broker.namespaces.change(
             NAMESPACE, lambda policies: policies.update(deduplicationEnabled=on)
         )
-        await until(lambda: first.broker.namespaces.known(NAMESPACE).deduplication is on)
+        await until(
+            lambda: first.broker.namespaces.known(NAMESPACE).raw.get("deduplicationEnabled") is on
+        )
 
     await switched(True)
     await switched(False)

@@ -110,6 +110,18 @@ async def test_the_namespace_retains(topic: Node) -> None:
     assert 0 not in await topic.states()
 
 
+async def test_the_topic_retains_more_than_its_namespace(topic: Node) -> None:
+    await topic.drain(0)
+    for_ever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    await topic.topic_policies.change(TOPIC, "retention", for_ever, is_global=False)
+    topic.clock.ms += 365 * 24 * 3_600_000
+    await topic.scalable.prune_all()
+    assert 0 in await topic.states()
+    await topic.topic_policies.change(TOPIC, "retention", None, is_global=False)
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+
+
 async def test_data_without_any_subscription_waits_for_one(world: World) -> None:
     node = await Node(world, unsubscribed_retention_minutes=60).start()
     await node.scalable.create(TOPIC, segments=1, properties={})

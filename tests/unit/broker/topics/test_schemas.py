@@ -20,7 +20,6 @@ from config.bounds import MAX_SCHEMA_HISTORY_BYTES, SMALL_SCHEMA_BYTES
 from config.settings import Settings
 from magnetar.protocol.names import NamespaceName
 from storage.clock import SystemClock
-from storage.managed_ledger.types import Retention
 from storage.metadata.memory import MemoryMetadataStore
 
 FULL = CompatibilityStrategy.FULL
@@ -95,14 +94,9 @@ async def test_namespaces_and_their_policies(metadata: MemoryMetadataStore) -> N
     await namespaces.create(name)
     with pytest.raises(NamespaceExists):
         await namespaces.create(name)
-    assert (await namespaces.require(name)).retention is None
-    await namespaces.change(
-        name,
-        lambda value: value.update(
-            retention_policies={"retentionTimeInMinutes": 2, "retentionSizeInMB": -1}
-        ),
-    )
-    assert (await namespaces.require(name)).retention == Retention(120_000, -1)
+    assert "deduplicationEnabled" not in (await namespaces.require(name)).raw
+    await namespaces.change(name, lambda value: value.update(deduplicationEnabled=True))
+    assert (await namespaces.require(name)).raw["deduplicationEnabled"] is True
     with pytest.raises(NotEmpty):
         await namespaces.delete_tenant("public")
     await namespaces.delete(name)
@@ -115,10 +109,10 @@ async def test_a_change_by_another_broker_arrives(metadata: MemoryMetadataStore)
     ours, theirs = Namespaces(metadata, Settings()), Namespaces(metadata, Settings())
     await ours.start()
     name = NamespaceName("public", "default")
-    assert (await ours.require(name)).deduplication is None
+    assert (await ours.require(name)).raw.get("deduplicationEnabled") is None
     await theirs.change(name, lambda value: value.update(deduplicationEnabled=True))
     async with asyncio.timeout(5):
-        while (await ours.require(name)).deduplication is not True:
+        while (await ours.require(name)).raw.get("deduplicationEnabled") is not True:
             await asyncio.sleep(0)
     await ours.stop()
     await theirs.stop()

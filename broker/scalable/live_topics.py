@@ -153,7 +153,10 @@ class LiveTopics:
             live = self._used(name)
             if live is not None or stored is None:
                 return live
-            return self.add(stored)
+            if not self._is_awaited(name):
+                return self.add(stored)
+            # Those who await it are told by whoever reads the record first.
+            self._take_in(name, None, stored)
 
     def _used(self, name: TopicName) -> LiveTopic | None:
         live = self._held.get(name)

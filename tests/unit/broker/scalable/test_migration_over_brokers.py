@@ -76,6 +76,19 @@ async def test_a_session_at_any_broker_is_sent_the_layout(cluster: Cluster) -> N
         assert update.scalable_topic_update.resolved_topic_name == str(TOPIC)
 
 
+async def test_a_session_is_sent_the_layout_that_another_request_reads_before_the_watch(
+    cluster: Cluster,
+) -> None:
+    """Such as that of the leader to the owner of a partition, to seal it."""
+    _, b, c = await three_apart(cluster)
+    session, _ = await (await c.client()).watch_dag(str(ORDINARY))
+    c.view.watching.clear()
+    await b.broker.scalable.migrate(TOPIC, force=False)
+    assert await c.broker.scalable.exists(TOPIC)
+    assert (await session.next()).scalable_topic_update.dag.epoch == 1
+    c.view.watching.set()
+
+
 async def test_name_is_not_watched_when_the_last_session_of_an_ordinary_topic_ends(
     cluster: Cluster,
 ) -> None:

@@ -536,6 +536,14 @@ SEND_PAUSE_S = 0.02
 """A client that has sent nothing for this long gets a new layout: no batch of it is open."""
 LAYOUT_PUSH_WAIT_S = 0.15
 """How long a new layout waits for such a pause."""
+SEGMENT_SETTLES_S = 0.3
+"""Among several brokers, how long after a segment was made it may be split or merged."""
+RECEIPTS_HELD_S = 0.5
+"""How long the owner of a sealed segment holds receipts back for a broker that pushes the layout."""
+OWNERS_WAIT_S = 1.0
+"""How long a new layout waits until each of its segments has an owner."""
+PAUSE_ELSEWHERE_S = 1.0
+"""How long a new layout waits for the answers of the owners of the segments that it seals."""
 NEW_BATCH_S = 0.001
 """A client that sent a batch this short a time ago has hardly begun the next one."""
 DAG_COALESCE_S = 0.05

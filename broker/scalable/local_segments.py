@@ -1,7 +1,7 @@
 """Carries out requests about segments that this broker owns."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import structlog
@@ -13,9 +13,11 @@ from broker.scalable.key_sampling import sample_keys
 from broker.scalable.offloading import offload_manifest
 from broker.scalable.segment_stats import stats_of
 from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
+from broker.scalable.send_pause import PausedSends
 from broker.topics.carried_ids import FinalSequences
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.start_position import first_published_since
+from broker.topics.producer import Producer
 from broker.topics.subscription import Subscription
 from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
 from magnetar.protocol.ids import Position
@@ -69,6 +71,7 @@ class LocalSegments:
         self._is_named = is_named
         self._find_topic = find_topic
         self._counters = counters
+        self.paused_sends = PausedSends(self.producers)
 
     async def open(self, segment: SegmentName) -> Topic:
         """Return the topic of a segment, loaded if need be.  Raises `TopicNotFound`."""
@@ -81,6 +84,11 @@ class LocalSegments:
     def running(self, segment: SegmentName) -> Topic | None:
         """Return the topic of a segment that is loaded."""
         return self._broker.topics.loaded().get(str(segment))
+
+    def producers(self, segment: SegmentName) -> Collection[Producer]:
+        """The producers of a segment that is loaded."""
+        topic = self.running(segment)
+        return () if topic is None else topic.producers.values()
 
     async def view(self, segment: SegmentName) -> SegmentView:
         """Return the current state, and report it to followers.  Raises `TopicNotFound`."""

@@ -27,7 +27,7 @@ from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import not_led
 from broker.scalable.topic_store import ConcurrentChange, StoredTopic, TopicStore
-from config.bounds import MAX_SEGMENTS, RESHAPE_RETRY_PAUSE_S, RESHAPE_TRIES
+from config.bounds import MAX_SEGMENTS, RESHAPE_RETRY_PAUSE_S, RESHAPE_TRIES, SEAL_WAIT_S
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import InternalError, MagnetarError
 from storage.clock import Clock
@@ -71,8 +71,14 @@ class Reshaper:
         *,
         max_buckets: int,
         counters: ScalableCounters,
+        settles_s: float = 0,
     ) -> None:
-        """A segment gets at most `max_buckets` entry buckets."""
+        """A segment gets at most `max_buckets` entry buckets.
+
+        Until `settles_s` after a segment was made, and those before it were sealed, it is not
+        changed: senders that know it are still connecting, and what they have queued would be sent
+        again behind newer messages.
+        """
         self._topics = topics
         self._store = store
         self._segments = segments
@@ -83,6 +89,7 @@ class Reshaper:
         self._leftovers = leftovers
         self._max_buckets = max_buckets
         self._counters = counters
+        self._settles_ms = int(settles_s * 1000)
         self._finishing: dict[Step, asyncio.Future[None]] = {}
 
     # Each returns when the new layout is stored and pushed.
@@ -154,6 +161,7 @@ class Reshaper:
     async def reshape(self, name: TopicName, change: Change, *, cause: str = "") -> None:
         """Make a change of the layout; `cause` is the policy's sentence for the history."""
         name = twin(name)
+        await self._await_settled(name, change)
         async with self._topics.lock(name):
             live = await self._topics.find(name)
             if live is None:
@@ -173,6 +181,20 @@ class Reshaper:
             self._publish(live, stored, reshape)
             recorded = await self._record(live, reshape, cause)
             self._finish_in_background(live, step, recorded=recorded)
+
+    async def _await_settled(self, name: TopicName, change: Change) -> None:
+        if not self._settles_ms:
+            return
+        live, now_ms = await self._topics.get(name), self._clock.now_ms()
+        parents = change(live.layout, now_ms).parents
+        names = {segment_of(live.name, each) for each in parents}
+        made_by = [work for step, work in self._finishing.items() if names & set(step.makes)]
+        age_ms = min(max(0, now_ms - each.created_at_ms) for each in parents)
+        if made_by:
+            # Senders have not left the segments before them.
+            await asyncio.wait(made_by, timeout=SEAL_WAIT_S)
+            age_ms = 0
+        await asyncio.sleep(max(0, self._settles_ms - age_ms) / 1000)
 
     async def _begin(self, live: LiveTopic, before: StoredTopic, step: Step) -> StoredTopic:
         """Note the step; return the record to change, which recovering a leftover may rewrite."""

@@ -136,6 +136,35 @@ class SealSegment(SegmentRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class PauseSends(SegmentRequest[bool]):
+    """Return once the senders to segments of one owner have paused; whether there are any.
+
+    `segment` is one of them, or of the others.
+    """
+
+    KIND: ClassVar[str] = "segment.pause-sends"
+    closing: Sequence[SegmentName]
+    others: Sequence[SegmentName]
+    holder: str
+
+    async def run(self, segments: LocalSegments) -> bool:
+        """See `PausedSends.pause`."""
+        return await segments.paused_sends.pause(self.closing, self.others, self.holder)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSends(SegmentRequest[None]):
+    """End a pause: its holder has pushed the layout."""
+
+    KIND: ClassVar[str] = "segment.resume-sends"
+    holder: str
+
+    async def run(self, segments: LocalSegments) -> None:
+        """See `PausedSends.resume`."""
+        segments.paused_sends.resume(self.holder)
+
+
+@dataclass(frozen=True, slots=True)
 class ViewFinalSequences(SegmentRequest[FinalSequences]):
     """Return the last sequence ids of a sealed segment, its parents' included.
 
@@ -235,6 +264,8 @@ SEGMENT_REQUESTS: Mapping[str, type[SegmentRequest[object]]] = MappingProxyType(
             SeekSubscription,
             SeekSubscriptionToTime,
             SealSegment,
+            PauseSends,
+            ResumeSends,
             ViewFinalSequences,
             InheritSequences,
             DeleteSegment,

@@ -1,8 +1,14 @@
 """Sends typed requests to the owners of segments, and carries out those of other brokers."""
 
-from collections.abc import Collection, Iterable, Mapping
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
+import structlog
+
+from broker.placement import Placement
 from broker.placement.owner_requests import OwnerRequests
 from broker.placement.typed_request import RequestHandler, request_handlers
 from broker.scalable.host import ScalableHost
@@ -12,6 +18,8 @@ from broker.scalable.segment_requests import (
     SEGMENT_REQUESTS,
     CreateSubscription,
     InheritSequences,
+    PauseSends,
+    ResumeSends,
     SegmentRequest,
     ViewFinalSequences,
     ViewRunningSegment,
@@ -22,11 +30,110 @@ from broker.topics.producer import Producer
 from broker.topics.sequence_store import AWAITED_PROPERTY, awaited_property
 from broker.topics.topic import Topic
 from broker.topics.topic_requests import OWNER_ERRORS
-from config.bounds import OWNER_RETRY_PAUSE_S
+from config.bounds import OWNER_RETRY_PAUSE_S, OWNERS_WAIT_S, PAUSE_ELSEWHERE_S
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import SegmentName
+from magnetar.protocol.server_error import MagnetarError
 
 A = TypeVar("A")
+log = structlog.get_logger(__name__)
+
+
+class OwnersElsewhere:
+    """See `OtherBrokers`."""
+
+    def __init__(self, placement: Placement, segments: "Segments") -> None:
+        self._placement = placement
+        self._segments = segments
+        self._layouts = itertools.count()
+        self._changed = asyncio.Event()
+
+    def owner_changed(self) -> None:
+        """Take note that a segment has another owner."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def has_owner(self, segment: SegmentName) -> bool:
+        """See `OtherBrokers`."""
+        return self._owner_of(segment) is not None
+
+    async def find_owners(self, segments: Collection[SegmentName]) -> None:
+        """See `OtherBrokers`."""
+        unowned = [each for each in segments if not self.has_owner(each)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OWNERS_WAIT_S):
+                loaded = await asyncio.gather(*map(self._load, unowned))
+                wanted = [each for each, done in zip(unowned, loaded, strict=True) if done]
+                while not all(map(self.has_owner, wanted)):
+                    await self._changed.wait()
+
+    async def _load(self, segment: SegmentName) -> bool:
+        try:
+            await self._segments.load(segment)
+        except MagnetarError as error:
+            # The clients that look it up will find its owner.
+            log.debug("segment_not_loaded_yet", segment=str(segment), error=str(error))
+            return False
+        return True
+
+    def has(self, segment: SegmentName) -> bool:
+        """See `OtherBrokers`."""
+        owner_id = self._owner_of(segment)
+        return owner_id is not None and owner_id != self._placement.broker_id
+
+    @asynccontextmanager
+    async def paused(
+        self, closing: Collection[SegmentName], active: Collection[SegmentName]
+    ) -> AsyncIterator[bool]:
+        """See `OtherBrokers`."""
+        if not closing:
+            yield False
+            return
+        holder = f"{self._placement.broker_id}/{next(self._layouts)}"
+        here = self._placement.broker_id
+        closed, publishing = self._by_owner(closing), self._by_owner(active)
+        asked = {}
+        for owner in (closed.keys() | publishing.keys()) - {here}:
+            ends, others = closed.get(owner, []), publishing.get(owner, [])
+            request = PauseSends((ends or others)[0], ends, others, holder)
+            asked[request.segment] = asyncio.create_task(self._pause(request))
+        if asked:
+            await asyncio.wait(asked.values(), timeout=PAUSE_ELSEWHERE_S)
+        paused = [name for name, each in asked.items() if each.done() and each.result()]
+        for each in asked.values():
+            each.cancel()
+        try:
+            yield bool(paused)
+        finally:
+            await asyncio.gather(*(self._resume(ResumeSends(each, holder)) for each in paused))
+
+    async def _pause(self, request: PauseSends) -> bool:
+        try:
+            return await self._segments.ask(request)
+        except MagnetarError as error:
+            # It costs order at most: the layout must not wait for it.
+            log.debug("sends_not_paused", segment=str(request.segment), error=str(error))
+            return False
+
+    async def _resume(self, request: ResumeSends) -> None:
+        try:
+            await self._segments.ask(request)
+        except MagnetarError as error:
+            # It resumes by itself.
+            log.debug("sends_not_resumed", segment=str(request.segment), error=str(error))
+
+    def _by_owner(self, segments: Iterable[SegmentName]) -> dict[str, list[SegmentName]]:
+        """Segments by the broker that owns them; those without an owner are left out."""
+        found: dict[str, list[SegmentName]] = {}
+        for each in segments:
+            owner_id = self._owner_of(each)
+            if owner_id is not None:
+                found.setdefault(owner_id, []).append(each)
+        return found
+
+    def _owner_of(self, segment: SegmentName) -> str | None:
+        owner = self._placement.known_owner(segment.topic_name)
+        return None if owner is None else owner.broker_id
 
 
 class Segments:
@@ -70,8 +177,7 @@ class Segments:
 
     def producers(self, segment: SegmentName) -> Collection[Producer]:
         """The producers of a segment that is loaded here."""
-        topic = self._local.running(segment)
-        return () if topic is None else topic.producers.values()
+        return self._local.producers(segment)
 
     # Requests to the owner
 

@@ -3,14 +3,23 @@
 Pulsar's client closes the producer of a sealed segment at once when it gets the layout.  Messages
 of a batch that is still open then fail, and the client sends them again 100 ms later, behind newer
 ones of the same keys.  So a layout is pushed when no batch is likely to be open.
+
+The broker that pushes the layout need not have the segment: then it asks the segment's owner for
+the pause (`PausedSends`).
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+from broker.topics.client_connection import ClientConnection
 from broker.topics.producer import Producer
-from config.bounds import LAYOUT_PUSH_WAIT_S, NEW_BATCH_S, SEND_PAUSE_S
+from config.bounds import LAYOUT_PUSH_WAIT_S, NEW_BATCH_S, RECEIPTS_HELD_S, SEND_PAUSE_S
+from magnetar.protocol.names import SegmentName
+from storage.callbacks import ignore
+
+ProducersOf = Callable[[SegmentName], Collection[Producer]]
+"""The producers at a segment, if it runs here."""
 
 
 class SendPause:
@@ -19,7 +28,7 @@ class SendPause:
     `closing` are the producers that the client will close, at sealed segments; `others` are its
     other ones at the topic.  The receipts of all wait with it: a program that keeps a number of
     messages in flight then stops sending by itself, and its client sends the batch that is open.
-    The receipts follow what `then` sends.
+    The receipts follow what `then` sends, or `release` sends them if it `keeps_receipts`.
 
     A client that is only slow has not paused: it has sent nothing before it answers a PING.  A
     program that goes on sending makes no pause.  After LAYOUT_PUSH_WAIT_S `then` is called right
@@ -33,6 +42,8 @@ class SendPause:
         closing: Collection[Producer],
         others: Collection[Producer],
         then: Callable[[], None],
+        *,
+        keeps_receipts: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._last_sent_s = now_s = self._loop.time()
@@ -40,11 +51,13 @@ class SendPause:
         self._latest_s = now_s + 2 * LAYOUT_PUSH_WAIT_S
         self._sent_s: dict[Producer, float] = {}
         """Time of the last SEND of each producer in `closing`."""
-        self._holding = [
-            *(each for each in closing if each.hold_receipts(partial(self._sent, each))),
-            *(each for each in others if each.hold_receipts(self._other_sent)),
-        ]
+        self._holding = [*closing, *others]
+        for each in closing:
+            each.hold_receipts(self, partial(self._sent, each))
+        for each in others:
+            each.hold_receipts(self, self._other_sent)
         self._then = then
+        self._keeps_receipts = keeps_receipts
         self._connection = next(iter(closing)).connection
         self._confirming: asyncio.Task[None] | None = None
         self._ended = False
@@ -88,7 +101,97 @@ class SendPause:
         self._ended = True
         self._ending.cancel()
         self._then()
-        for producer in self._holding:
-            producer.release_receipts()
-        self._holding.clear()
         self._sent_s.clear()
+        if not self._keeps_receipts:
+            self.release()
+
+    def release(self) -> None:
+        """Send the receipts that this pause holds back."""
+        for producer in self._holding:
+            producer.let_go_of_receipts(self)
+        self._holding.clear()
+
+
+class PausedSends:
+    """Pauses in the SENDs to segments here, for brokers that push layouts to the senders.
+
+    Such a broker is the `holder` of a pause, by a name of its own for each layout.
+    """
+
+    def __init__(self, producers_of: ProducersOf) -> None:
+        self._producers_of = producers_of
+        self._held: dict[str, HeldReceipts] = {}
+
+    async def pause(
+        self, closing: Collection[SegmentName], others: Collection[SegmentName], holder: str
+    ) -> bool:
+        """Return once the senders to the segments `closing` have paused; whether there are any.
+
+        `others` are active segments of the topic.  Receipts of all these segments' producers are
+        held back until `resume`, and for RECEIPTS_HELD_S at most: a program may get them on one
+        connection, and go on sending on another.
+        """
+        closed = by_connection(self._producers_of, closing)
+        publishing = by_connection(self._producers_of, others)
+        if not closed and not publishing:
+            return False
+        loop = asyncio.get_running_loop()
+        resumed = loop.call_later(RECEIPTS_HELD_S, self.resume, holder)
+        held = self._held[holder] = HeldReceipts(resumed)
+        for connection, producers in publishing.items():
+            if connection not in closed:
+                held.hold(producers)
+        paused = []
+        for connection, producers in closed.items():
+            paused.append(future := loop.create_future())
+            then = partial(_resolve, future)
+            others_there = publishing.get(connection, ())
+            held.pauses.append(SendPause(producers, others_there, then, keeps_receipts=True))
+        await asyncio.gather(*paused)
+        return True
+
+    def resume(self, holder: str) -> None:
+        """Send the receipts that were held back for a holder.  An unknown one is ignored."""
+        held = self._held.pop(holder, None)
+        if held is not None:
+            held.release()
+
+
+class HeldReceipts:
+    """What one holder holds back."""
+
+    def __init__(self, ending: asyncio.TimerHandle) -> None:
+        """`ending` is the call that ends it."""
+        self.pauses: list[SendPause] = []
+        self._ending = ending
+        self._producers: list[Producer] = []
+
+    def hold(self, producers: Iterable[Producer]) -> None:
+        """Hold back the receipts of producers whose SENDs nobody waits for."""
+        for producer in producers:
+            producer.hold_receipts(self, ignore)
+            self._producers.append(producer)
+
+    def release(self) -> None:
+        """Send the receipts."""
+        self._ending.cancel()
+        for pause in self.pauses:
+            pause.release()
+        for producer in self._producers:
+            producer.let_go_of_receipts(self)
+
+
+def by_connection(
+    producers_of: ProducersOf, segments: Iterable[SegmentName]
+) -> dict[ClientConnection, list[Producer]]:
+    """The producers of each connection at those of the segments that run here."""
+    found: dict[ClientConnection, list[Producer]] = {}
+    for segment in segments:
+        for producer in producers_of(segment):
+            found.setdefault(producer.connection, []).append(producer)
+    return found
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

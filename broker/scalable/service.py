@@ -40,7 +40,7 @@ from broker.scalable.segment_requests import (
     SegmentStats,
 )
 from broker.scalable.segment_view import Members
-from broker.scalable.segments import Segments
+from broker.scalable.segments import OwnersElsewhere, Segments
 from broker.scalable.stats import TopicStats
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.subscriptions import TopicSubscriptions
@@ -51,6 +51,7 @@ from broker.topics.client_connection import ClientConnection
 from broker.topics.idle_topics import IdleWatch
 from broker.topics.offloading import location_of
 from broker.topics.topic import Topic, TopicNotFound
+from config.bounds import SEGMENT_SETTLES_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.ids import Position
 from magnetar.protocol.names import (
@@ -102,6 +103,7 @@ class ScalableTopics(SegmentReports):
             broker, self.feeds, self._is_named, self._topics.find, self.counters
         )
         self._segments = Segments(broker, self.local_segments, self._mirrors)
+        self._owners_elsewhere = OwnersElsewhere(placement, self._segments)
         # A layout reaches sessions before controllers, so that a client knows the segments that it
         # is assigned.
         self.sessions = DagSessions(
@@ -111,6 +113,7 @@ class ScalableTopics(SegmentReports):
             create_missing=self._create_missing,
             partition_count=self._partition_count,
             producers_of=self._segments.producers,
+            others=self._owners_elsewhere if self._shared else None,
         )
         self._topics.on_renewal(self._renewed)
         self.relays = Relays(placement, self._is_there)
@@ -165,6 +168,7 @@ class ScalableTopics(SegmentReports):
             leftovers,
             max_buckets=max_buckets,
             counters=self.counters,
+            settles_s=SEGMENT_SETTLES_S if self._shared else 0,
         )
         self._migrator = Migrator(
             broker,
@@ -342,7 +346,12 @@ class ScalableTopics(SegmentReports):
         return live
 
     async def get(self, name: TopicName) -> ScalableTopicRecord:
-        """The record of a topic.  Raises `ScalableTopicNotFound`."""
+        """The record of a topic, as new as any change that was answered.
+
+        Raises `ScalableTopicNotFound`.
+        """
+        if self._shared:
+            await self._topics.refresh(twin(name))
         return (await self._topics.get(name)).stored.record
 
     async def exists(self, name: TopicName) -> bool:
@@ -631,6 +640,7 @@ class ScalableTopics(SegmentReports):
     def _owner_changed(self, name: TopicName) -> None:
         """Push addresses anew: a segment, or the lead of a topic, has another owner, or none."""
         if name.domain is TopicDomain.SEGMENT:
+            self._owners_elsewhere.owner_changed()
             self.sessions.moved(segment_name(name).parent)
         elif name.domain is TopicDomain.TOPIC:
             self.sessions.moved(name)

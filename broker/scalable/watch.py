@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import structlog
 
@@ -14,10 +15,11 @@ from broker.scalable.dag import dag_of, synthetic_dag
 from broker.scalable.layout import Layout, Segment
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import segment_of
-from broker.scalable.send_pause import SendPause
+from broker.scalable.send_pause import ProducersOf, SendPause, by_connection
 from broker.topics.client_connection import ClientConnection
 from broker.topics.producer import Producer
 from config.bounds import DAG_COALESCE_S, SESSIONS_PER_CONNECTION
+from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import (
     SegmentName,
     TopicDomain,
@@ -42,8 +44,35 @@ CreateMissing = Callable[[TopicName], Awaitable[LiveTopic | None]]
 """Creates a missing topic if that is allowed; None if it is not."""
 PartitionCount = Callable[[TopicName], Awaitable[int]]
 """Counts the partitions of a regular topic; 0 for an unpartitioned or missing one."""
-ProducersOf = Callable[[SegmentName], Collection[Producer]]
-"""The producers at a segment, if it runs here."""
+
+
+class OtherBrokers(Protocol):
+    """The segments of other brokers, and the senders to them."""
+
+    def has(self, segment: SegmentName) -> bool:
+        """Whether another broker owns a segment, as far as is known."""
+        ...
+
+    def has_owner(self, segment: SegmentName) -> bool:
+        """Whether a broker owns a segment, as far as is known."""
+        ...
+
+    async def find_owners(self, segments: Collection[SegmentName]) -> None:
+        """Have segments without an owner loaded; return once their owners are known here.
+
+        Returns after OWNERS_WAIT_S in any case.
+        """
+        ...
+
+    def paused(
+        self, closing: Collection[SegmentName], active: Collection[SegmentName]
+    ) -> AbstractAsyncContextManager[bool]:
+        """Have the senders to the segments `closing` pause while the context lasts.
+
+        Enters once they have, or after PAUSE_ELSEWHERE_S; false if there are none.  `active` are
+        the topic's other segments.
+        """
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +98,9 @@ class DagSessions:
 
     Each layout is pushed once to each session, in epoch order, in the turn of the loop in which the
     change became known.  A client that does not read gets only the newest one, when it reads again,
-    and one with a producer at a segment that was sealed gets it in a pause of its SENDs.
+    and one with a producer at a segment that was sealed gets it in a pause of its SENDs.  If other
+    brokers have such segments, all sessions wait for the pauses there: nobody knows which of them
+    belongs to whom.
     When segments or the lead of a topic move to other brokers, its newest layout is pushed again
     with the new addresses.  A session of an ordinary topic gets a layout with the topic or its
     partitions as segments, and goes on with real layouts when the topic becomes scalable.
@@ -87,19 +118,25 @@ class DagSessions:
         create_missing: CreateMissing,
         partition_count: PartitionCount,
         producers_of: ProducersOf,
+        others: OtherBrokers | None = None,
     ) -> None:
+        """`others` are the other brokers, None for a single broker."""
         self._topics = topics
         self._placement = placement
         self._clock = clock
         self._create_missing = create_missing
         self._partition_count = partition_count
         self._producers_of = producers_of
+        self._others = others
         self._by_connection: dict[ClientConnection, dict[int, DagSession]] = {}
         self._by_topic: dict[TopicName, dict[DagSession, None]] = {}
         self._updates: dict[TopicName, dict[bool, tuple[Layout, LayoutUpdate]]] = {}
         """The newest layout of each topic with sessions, and the update that they share: one for
         those without TLS, and one for those with TLS (`dag_of`)."""
         self._moved: dict[TopicName, asyncio.TimerHandle] = {}
+        self._awaiting_others: set[DagSession] = set()
+        """Sessions that are behind, as senders at other brokers have not paused."""
+        self._pushes = BackgroundTasks(log, failure_event="layout_not_pushed")
         topics.on_layout(self._push)
 
     async def open(
@@ -181,7 +218,8 @@ class DagSessions:
         waiting = [each for each in self._by_topic.get(name, ()) if each.ordinary]
         for session in waiting:
             session.ordinary = False
-        self._push_to(live, waiting)
+        closing = [each for each in live.layout.sealed if each.legacy_topic_name is not None]
+        self._push_in_pause(live, waiting, closing)
 
     def _enter(self, connection: ClientConnection, session_id: int) -> DagSession:
         sessions = self._by_connection.get(connection)
@@ -232,7 +270,66 @@ class DagSessions:
         return made
 
     def _push(self, live: LiveTopic) -> None:
-        self._push_to(live, self._following(live.name))
+        before = [layout for layout, _ in self._updates.get(live.name, {}).values()]
+        known = {each.segment_id for layout in before for each in layout.active}
+        closing = [each for each in live.layout.sealed if each.segment_id in known]
+        self._push_in_pause(live, self._following(live.name), closing)
+
+    def _push_in_pause(
+        self, live: LiveTopic, sessions: Collection[DagSession], closing: Iterable[Segment]
+    ) -> None:
+        """Push the newest layout to sessions, in a pause of the SENDs to segments it closes.
+
+        Among several brokers each new segment gets an owner before: a client that is sent to
+        another one tries again 100 ms later.
+        """
+        ready = [each for each in sessions if not each.is_behind]
+        if self._others is None or not ready:
+            self._push_to(live, sessions)
+            return
+        names = [segment_of(live.name, each) for each in closing]
+        far = [each for each in names if self._others.has(each)]
+        active = [segment_of(live.name, each) for each in live.layout.active]
+        unowned = [each for each in active if not self._others.has_owner(each)]
+        if not far and not unowned:
+            self._push_to(live, sessions)
+            return
+        for session in ready:
+            session.is_behind = True
+        self._awaiting_others.update(ready)
+        self._pushes.start(self._push_when_paused(live.name, ready, self._others, far, active))
+
+    async def _push_when_paused(
+        self,
+        name: TopicName,
+        sessions: Collection[DagSession],
+        others: OtherBrokers,
+        closing: Collection[SegmentName],
+        active: Collection[SegmentName],
+    ) -> None:
+        try:
+            await others.find_owners(active)
+            async with others.paused(closing, active) as any_paused:
+                connections = self._push_to_those_behind(name, sessions)
+                if any_paused:
+                    # The layout is there then, and receipts may come on other connections.
+                    await asyncio.gather(*(each.echo() for each in connections))
+        finally:
+            self._push_to_those_behind(name, sessions)
+
+    def _push_to_those_behind(
+        self, name: TopicName, sessions: Collection[DagSession]
+    ) -> set[ClientConnection]:
+        """Push the newest layout to those that wait for a pause at other brokers."""
+        following = [each for each in self._following(name) if each in self._awaiting_others]
+        ready = [each for each in following if each in sessions]
+        self._awaiting_others.difference_update(sessions)
+        for session in ready:
+            session.is_behind = False
+        live = self._topics.known(name)
+        if live is not None:
+            self._push_to(live, ready)
+        return {each.connection for each in ready}
 
     def _push_to(self, live: LiveTopic, sessions: Collection[DagSession]) -> None:
         """Push the newest layout to sessions, in a pause of their SENDs to sealed segments."""
@@ -256,11 +353,7 @@ class DagSessions:
         self, live: LiveTopic, segments: Iterable[Segment]
     ) -> dict[ClientConnection, list[Producer]]:
         """The producers of each connection at those of the segments that run here."""
-        found: dict[ClientConnection, list[Producer]] = {}
-        for segment in segments:
-            for producer in self._producers_of(segment_of(live.name, segment)):
-                found.setdefault(producer.connection, []).append(producer)
-        return found
+        return by_connection(self._producers_of, (segment_of(live.name, each) for each in segments))
 
     def _following(self, name: TopicName) -> list[DagSession]:
         """The sessions that get the layouts of a scalable topic."""
@@ -323,6 +416,7 @@ class DagSessions:
 
     def stop(self) -> None:
         """Push nothing more."""
+        self._pushes.cancel()
         for timer in self._moved.values():
             timer.cancel()
         self._moved.clear()

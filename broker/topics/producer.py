@@ -27,7 +27,6 @@ from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError, ServerError
 from magnetar.protocol.state_table import StateTable
 from magnetar.protocol.txn_id import TxnId
-from storage.callbacks import ignore
 
 
 class ProducerReplaced(InternalError):
@@ -142,9 +141,9 @@ class Producer:
     __slots__ = (
         "_forget_close",
         "_held_receipts",
+        "_holders",
         "_idle",
         "_left",
-        "_on_send",
         "attached",
         "bytes_in",
         "closed_by_client",
@@ -180,8 +179,9 @@ class Producer:
         self.connection = request.connection
         self.put: Callable[[bytes], None] = request.connection.put
         """Sends encoded receipts, or holds them back."""
-        self._held_receipts: list[bytes] | None = None
-        self._on_send: Callable[[], None] = ignore
+        self._held_receipts: list[bytes] = []
+        self._holders: dict[object, Callable[[], None]] = {}
+        """Who holds receipts back, each with what it has called for a SEND."""
         self.producer_id = request.producer_id
         self.state = ProducerState.OPENING
         self.attached = False
@@ -314,7 +314,7 @@ class Producer:
 
     def _set_examined(self) -> None:
         self.examined = (
-            self._held_receipts is not None
+            bool(self._holders)
             or self.guard is not None
             or self.resend is not None
             or self.gap is not None
@@ -379,33 +379,38 @@ class Producer:
 
     # Answers
 
-    def hold_receipts(self, on_send: Callable[[], None]) -> bool:
-        """Hold receipts back until `release_receipts`, and call `on_send` for each SEND meanwhile.
+    def hold_receipts(self, holder: object, on_send: Callable[[], None]) -> None:
+        """Hold receipts back until all holders let go; call `on_send` for each SEND meanwhile.
 
-        Returns False if it is not open, or they are held back already.
+        Does nothing if it is not open.
         """
-        if self._held_receipts is not None or self.state is not ProducerState.OPEN:
-            return False
-        self._held_receipts = []
-        self.put = self._held_receipts.append
-        self._on_send = on_send
-        self._set_examined()
-        return True
+        if self.state is ProducerState.OPEN:
+            self._holders[holder] = on_send
+            self.put = self._held_receipts.append
+            self._set_examined()
+
+    def let_go_of_receipts(self, holder: object) -> None:
+        """Hold receipts back for this holder no longer."""
+        if self._holders.pop(holder, None) is not None and not self._holders:
+            self._send_held_receipts()
 
     def release_receipts(self) -> None:
-        """Send the receipts that were held back, if any were."""
-        held, self._held_receipts = self._held_receipts, None
-        if held is None:
-            return
+        """Send the receipts that were held back, if any were, whoever holds them."""
+        if self._holders:
+            self._holders.clear()
+            self._send_held_receipts()
+
+    def _send_held_receipts(self) -> None:
+        held, self._held_receipts = self._held_receipts, []
         self.put = self.connection.put
-        self._on_send = ignore
         self._set_examined()
         if held and self.attached:
             self.put(b"".join(held))
 
     def arrived(self) -> None:
         """Note that a SEND came in, of those that are examined."""
-        self._on_send()
+        for on_send in tuple(self._holders.values()):
+            on_send()
 
     def receipt(self, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
         """Send SEND_RECEIPT; ids are unsigned numbers, as on the wire."""

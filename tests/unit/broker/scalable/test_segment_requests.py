@@ -26,6 +26,8 @@ from broker.scalable.segment_requests import (
     InheritSequences,
     OffloadManifest,
     OffloadSegment,
+    PauseSends,
+    ResumeSends,
     SampleKeys,
     SealSegment,
     SeekSubscription,
@@ -85,6 +87,8 @@ REQUESTS: list[SegmentRequest[object]] = [
     SeekSubscription(WHOLE, "s", EARLIEST),
     SeekSubscriptionToTime(WHOLE, "s", 7),
     SealSegment(WHOLE),
+    PauseSends(WHOLE, [WHOLE], [SegmentName(TOPIC, 0, 0x7FFF, 1)], "a:1/7"),
+    ResumeSends(WHOLE, "a:1/7"),
     ViewFinalSequences(WHOLE, 7),
     InheritSequences(WHOLE, FINALS),
     DeleteSegment(WHOLE),
@@ -137,7 +141,7 @@ def test_request_arrives_as_it_was_sent(request_: SegmentRequest[object]) -> Non
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == SEGMENT_REQUESTS.keys()
-    assert len(SEGMENT_REQUESTS) == 15
+    assert len(SEGMENT_REQUESTS) == 17
 
 
 @pytest.mark.parametrize(

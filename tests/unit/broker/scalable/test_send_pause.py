@@ -2,8 +2,16 @@
 
 import asyncio
 
-from broker.scalable.send_pause import SendPause
-from config.bounds import ECHO_WAIT_S, LAYOUT_PUSH_WAIT_S, NEW_BATCH_S, SEND_PAUSE_S
+from broker.scalable.send_pause import PausedSends, SendPause
+from broker.topics.producer import Producer
+from config.bounds import (
+    ECHO_WAIT_S,
+    LAYOUT_PUSH_WAIT_S,
+    NEW_BATCH_S,
+    RECEIPTS_HELD_S,
+    SEND_PAUSE_S,
+)
+from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
 from storage.ledger.store import DiskFull
 from tests.unit.broker.topics.publishing_bench import Bench
 from tests.unit.txn.virtual_time import in_virtual_time
@@ -138,3 +146,68 @@ async def test_a_second_layout_within_the_pause_holds_nothing_back() -> None:
     await asyncio.sleep(2 * SEND_PAUSE_S)
     assert sorted(peer.answers) == [LAYOUT, ("newer", 1), ("receipt", 0)]
     assert not producer.examined
+
+
+CLOSING, ACTIVE = (
+    segment_name(parse_topic_name(f"segment://public/default/t/{each}"))
+    for each in ("0000-7fff-0", "8000-ffff-1")
+)
+
+
+def paused_sends(producers: dict[SegmentName, list[Producer]]) -> PausedSends:
+    return PausedSends(lambda segment: producers.get(segment, ()))
+
+
+@in_virtual_time
+async def test_receipts_wait_until_another_broker_has_pushed_the_layout() -> None:
+    bench = Bench()
+    (ending, closing), (staying, other) = bench.producer(), bench.producer()
+    sends = paused_sends({CLOSING: [closing], ACTIVE: [other]})
+    asked = asyncio.create_task(sends.pause([CLOSING], [ACTIVE], "b/1"))
+    await asyncio.sleep(SEND_PAUSE_S / 2)
+    for producer in (closing, other):
+        bench.send(producer, 0)
+        bench.ledger.succeed()
+    await asyncio.sleep(SEND_PAUSE_S / 2)
+    assert not asked.done(), "it sent something meanwhile"
+    assert await asked
+    assert ending.answers == staying.answers == []
+    sends.resume("b/1")
+    assert ending.answers == staying.answers == [("receipt", 0)]
+    assert not closing.examined
+    assert not other.examined
+
+
+@in_virtual_time
+async def test_receipts_wait_for_all_brokers_that_push_the_layout() -> None:
+    bench = Bench()
+    peer, closing = bench.producer()
+    sends = paused_sends({CLOSING: [closing]})
+    await asyncio.gather(*(sends.pause([CLOSING], [], each) for each in ("b/1", "c/1")))
+    bench.send(closing, 0)
+    bench.ledger.succeed()
+    sends.resume("b/1")
+    assert peer.answers == []
+    sends.resume("c/1")
+    assert peer.answers == [("receipt", 0)]
+    sends.resume("c/1")
+
+
+@in_virtual_time
+async def test_receipts_do_not_wait_for_a_broker_that_is_gone() -> None:
+    bench = Bench()
+    peer, closing = bench.producer()
+    await paused_sends({CLOSING: [closing]}).pause([CLOSING], [], "b/1")
+    bench.send(closing, 0)
+    bench.ledger.succeed()
+    assert peer.answers == []
+    await asyncio.sleep(RECEIPTS_HELD_S)
+    assert peer.answers == [("receipt", 0)]
+
+
+@in_virtual_time
+async def test_nobody_waits_where_there_are_no_senders() -> None:
+    loop = asyncio.get_running_loop()
+    before_s = loop.time()
+    assert not await paused_sends({}).pause([CLOSING], [ACTIVE], "b/1")
+    assert loop.time() == before_s

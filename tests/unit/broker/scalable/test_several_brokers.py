@@ -10,6 +10,7 @@ import pytest
 from broker.cli.rest_client import call
 from broker.scalable.topic_store import ScalableTopicNotFound
 from broker.topics.topic import Topic
+from config.bounds import SEGMENT_SETTLES_S
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name, segment_name
@@ -190,6 +191,70 @@ async def test_sessions_hear_where_segments_and_lead_move(cluster: Cluster) -> N
     await a.broker.topics.unload(segment_name(parse_topic_name(WHOLE)).topic_name)
     await hold(b, WHOLE)
     await until_told(b, lambda dag: dag.segment_brokers[0].broker_url)
+
+
+async def test_receipts_wait_for_a_layout_that_comes_from_another_broker(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client would send after them would be in a batch that is open when it gets it."""
+    a, b, c = await three_apart(cluster)
+    sender, follower = await a.client(), await c.client()
+    producer = await sender.create_producer(WHOLE)
+    session, _ = await follower.watch_dag(NAME)
+    receipts = 0
+
+    async def send() -> None:
+        nonlocal receipts
+        while True:
+            await producer.send(b"x")
+            receipts += 1
+
+    monkeypatch.setattr(follower, "send_pong", lambda: None)
+    sending = asyncio.create_task(send())
+    await until(lambda: receipts > 10)
+    await b.broker.scalable.split(TOPIC, 0)
+    update = (await session.next()).scalable_topic_update
+    assert update.dag.epoch == 1
+    before = receipts
+    for _ in range(10):
+        await sender.ping()
+    assert receipts == before, "the client has not answered: it may not have read the layout"
+    monkeypatch.undo()
+    follower.send_pong()
+    await until(lambda: receipts > before)
+    await producer.close()
+    sending.cancel()
+
+
+async def test_a_new_layout_names_the_owners_of_its_segments(cluster: Cluster) -> None:
+    _, b, c = await three_apart(cluster)
+    session, _ = await (await c.client()).watch_dag(NAME)
+    await b.broker.scalable.split(TOPIC, 0)
+    dag = (await session.next()).scalable_topic_update.dag
+    named = {each.segment_id: each.broker_url for each in dag.segment_brokers}
+    for number, child in ((1, LOWER), (2, UPPER)):
+        assert [node.placement.broker_url for node in cluster.owners(child)] == [named[number]]
+
+
+async def test_a_segment_is_changed_once_senders_have_left_its_parents(cluster: Cluster) -> None:
+    a, b, _ = await three_apart(cluster)
+    producer = await (await a.client()).create_producer(WHOLE)
+    await b.broker.scalable.split(TOPIC, 0)
+    second = asyncio.create_task(b.broker.scalable.split(TOPIC, 1))
+    await asyncio.sleep(2 * SEGMENT_SETTLES_S)
+    assert not second.done(), "a sender is attached to segment 0"
+    await producer.close()
+    await second
+    assert a.broker.topics.loaded()[WHOLE].sealed
+
+
+async def test_any_broker_shows_the_layout_after_a_change_was_answered(cluster: Cluster) -> None:
+    a, b, _ = await three_apart(cluster)
+    await a.broker.scalable.get(TOPIC)
+    a.view.watching.clear()
+    await b.broker.scalable.split(TOPIC, 0)
+    assert (await a.broker.scalable.get(TOPIC)).layout.epoch == 1
+    a.view.watching.set()
 
 
 async def test_lost_feed_connection_starts_with_a_new_snapshot(cluster: Cluster) -> None:

@@ -539,7 +539,7 @@ LAYOUT_PUSH_WAIT_S = 0.15
 SEGMENT_SETTLES_S = 0.3
 """Among several brokers, how long after a segment was made it may be split or merged."""
 RECEIPTS_HELD_S = 0.5
-"""How long the owner of a sealed segment holds receipts back for a broker that pushes the layout."""
+"""How long an owner of segments holds receipts back for a broker that pushes the layout."""
 OWNERS_WAIT_S = 1.0
 """How long a new layout waits until each of its segments has an owner."""
 PAUSE_ELSEWHERE_S = 1.0

@@ -133,6 +133,8 @@ HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 
 # Topics
+SHOWN_ACK_RUNS = 1000
+"""Runs of acknowledged entries of one cursor that internal statistics show."""
 RECENTLY_CLOSED_PRODUCERS = 1000
 """Producer ids of a connection remembered after close, so that late SENDs are dropped quietly."""
 CLOSED_CONSUMERS_KEPT = 1000

@@ -118,6 +118,7 @@ PUT POST DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/partition
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/partitioned-stats lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/stats             lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats     lookup
+GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/partitioned-internalStats lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/lastMessageId     lookup
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/terminate         tenant-admin
 PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/unload            tenant-admin

@@ -15,6 +15,7 @@ from broker.admin.persistent import (
     BASE,
     TOPIC,
     persistent_name,
+    require_no_ledger_metadata,
     require_not_migrated,
     without_excluded,
 )
@@ -33,6 +34,8 @@ from broker.app.service import Broker
 from broker.policies.json_numbers import is_number
 from broker.topics.partitions import PartitionedTopic
 from broker.topics.reserved_names import COORDINATORS
+from broker.topics.topic import TopicNotFound
+from broker.topics.topic_requests import ViewInternalStats
 from magnetar.protocol.names import TopicName, require_creatable
 
 PARTITIONS = TOPIC + "/partitions"
@@ -49,6 +52,7 @@ def routes() -> list[web.RouteDef]:
         web.post(PARTITIONS, grow_partitions),
         web.delete(PARTITIONS, delete_partitioned),
         web.get(TOPIC + "/partitioned-stats", partitioned_stats),
+        web.get(TOPIC + "/partitioned-internalStats", stats_of_ledgers),
     ]
 
 
@@ -190,3 +194,23 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     return web.json_response(
         {**stats_of_all(each.values()), "metadata": metadata, "partitions": shown}
     )
+
+
+async def stats_of_ledgers(request: web.Request) -> web.Response:
+    """GET: PersistentTopicInternalStats of each partition that exists."""
+    require_no_ledger_metadata(request)
+    topics, name = request.app[BROKER].topics, persistent_name(request)
+    found = await topics.partitioned.find(name)
+    if found is None:
+        raise not_found(f"{name} is not partitioned: ask for /internalStats.")
+    partitions = [name.partition(index) for index in range(found.partitions)]
+
+    async def stats(partition: TopicName) -> Mapping[str, object] | None:
+        try:
+            return await topics.cluster.ask(ViewInternalStats(partition))
+        except TopicNotFound:
+            return None
+
+    each = await topics.partition_work.run(partitions, stats)
+    shown = {str(name): one for name, one in zip(partitions, each, strict=True) if one is not None}
+    return web.json_response({"metadata": _metadata_json(found), "partitions": shown})

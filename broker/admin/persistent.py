@@ -5,12 +5,14 @@ about it; any broker serves those about a namespace.
 """
 
 from collections.abc import Mapping
+from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.redirect import destination_of, require_here
 from broker.admin.rest import (
+    RestError,
     body_of,
     conflict,
     flag,
@@ -20,7 +22,8 @@ from broker.admin.rest import (
     properties_in,
     topic_of,
 )
-from broker.admin.topic_stats import compacted_ledger, internal_stats, without
+from broker.admin.topic_stats import without
+from broker.topics.internal_stats import internal_stats
 from broker.topics.topic import Topic
 from broker.topics.topic_stats import topic_stats
 from magnetar.protocol.ids import Position
@@ -122,9 +125,17 @@ def without_excluded(request: web.Request, stats: Mapping[str, object]) -> dict[
 
 async def stats_of_ledgers(request: web.Request) -> web.Response:
     """GET: PersistentTopicInternalStats: ledgers and cursors."""
-    topic = await existing_topic(request)
-    compacted = await compacted_ledger(topic)
-    return web.json_response({**internal_stats(topic), "compactedLedger": compacted})
+    require_no_ledger_metadata(request)
+    return web.json_response(await internal_stats(await existing_topic(request)))
+
+
+def require_no_ledger_metadata(request: web.Request) -> None:
+    """Raise 501 for a request that wants the metadata of each ledger."""
+    if flag(request, "metadata"):
+        raise RestError(
+            HTTPStatus.NOT_IMPLEMENTED,
+            "The metadata of ledgers is not served: ask without ?metadata=true.",
+        )
 
 
 async def last_message_id(request: web.Request) -> web.Response:

@@ -29,7 +29,6 @@ from broker.admin.rest import (
     status_of,
     topic_of,
 )
-from broker.admin.topic_stats import internal_stats
 from broker.placement.typed_request import encode
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_requests import (
@@ -47,6 +46,7 @@ from broker.scalable.segment_requests import (
     ViewRunningSegment,
     ViewSegment,
 )
+from broker.topics.internal_stats import internal_stats
 from broker.topics.topic import SubscriptionNotFound
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import SegmentName, TopicDomain, parse_topic_name, segment_name
@@ -228,7 +228,7 @@ async def stats_of_ledgers(
     request: web.Request, segments: LocalSegments, segment: SegmentName
 ) -> web.Response:
     """GET: ledgers and cursors, as in `internalStats` of a topic."""
-    return web.json_response(internal_stats(await segments.open(segment)))
+    return web.json_response(await internal_stats(await segments.open(segment)))
 
 
 @_at_owner

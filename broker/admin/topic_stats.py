@@ -1,8 +1,7 @@
-"""Statistics of partitioned topics, and of ledgers, as Pulsar's tools read them."""
+"""Statistics of partitioned topics, as Pulsar's tools read them."""
 
 from collections.abc import Iterable, Mapping
 
-from broker.topics.topic import Topic
 from broker.topics.topic_stats import EARLIEST_OF_TOPIC
 from broker.topics.traffic import incoming_members, outgoing_members
 
@@ -94,49 +93,4 @@ def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
         "isDurable": all(one.get("isDurable") for one in each),
         "subscriptionProperties": each[0].get("subscriptionProperties", {}),
         "consumers": [one for some in consumers if isinstance(some, list) for one in some],
-    }
-
-
-async def compacted_ledger(topic: Topic) -> dict[str, object]:
-    """The compacted ledger of a topic; its id is -1 if there is none.  Raises `LedgerError`."""
-    compaction = topic.ledger.compaction
-    ledger = compaction.use()
-    found: dict[str, object] = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
-    if ledger is not None:
-        try:
-            found["ledgerId"] = ledger.ledger_id
-            found["entries"] = await ledger.entry_count()
-            found["size"] = await ledger.size_bytes()
-        finally:
-            compaction.leave(ledger)
-    return found
-
-
-def internal_stats(topic: Topic) -> dict[str, object]:
-    """PersistentTopicInternalStats, with the members that are known here."""
-    ledger = topic.ledger
-    return {
-        "numberOfEntries": ledger.entry_count,
-        "entriesAddedCounter": ledger.entry_count,
-        "totalSize": ledger.total_size_bytes,
-        "lastConfirmedEntry": ledger.last_confirmed.text,
-        "state": ledger.state.name.title(),
-        "ledgers": [
-            {
-                "ledgerId": info.ledger_id,
-                "entries": info.entries,
-                "size": info.size_bytes,
-                "timestamp": info.closed_ms,
-                "offloaded": info.offload is not None and info.offload.complete,
-            }
-            for info in ledger.ledgers
-        ],
-        "cursors": {
-            name: {
-                "markDeletePosition": cursor.mark_delete.text,
-                "messagesConsumedCounter": ledger.entry_count - cursor.backlog,
-                "properties": dict(cursor.properties),
-            }
-            for name, cursor in ledger.cursors.items()
-        },
     }

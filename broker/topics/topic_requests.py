@@ -15,6 +15,7 @@ from broker.placement.typed_request import Request
 from broker.topics.compaction.reserved import require_of_users
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.dispatch.start_position import first_published_since
+from broker.topics.internal_stats import internal_stats
 from broker.topics.local_topics import (
     LocalTopics,
     properties_of_users,
@@ -181,6 +182,17 @@ class ViewTopicStats(TopicRequest[dict[str, object]]):
     async def run(self, topics: LocalTopics) -> dict[str, object]:
         """See `topic_stats`."""
         return await topic_stats(await topics.open(self.topic), topics.placement.broker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewInternalStats(TopicRequest[dict[str, object]]):
+    """Return PersistentTopicInternalStats, as REST shows them."""
+
+    KIND: ClassVar[str] = "topic.internal-stats"
+
+    async def run(self, topics: LocalTopics) -> dict[str, object]:
+        """See `internal_stats`."""
+        return await internal_stats(await topics.open(self.topic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +366,7 @@ TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyT
             EndOnTopic,
             ViewTopicProperties,
             ViewTopicStats,
+            ViewInternalStats,
             CompactTopic,
             ViewCompaction,
             ListTopicSubscriptions,

@@ -1,7 +1,7 @@
 """A cursor: what one subscription or reader has acknowledged, and what it reads next."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -72,6 +72,24 @@ class Cursor:
     def backlog(self) -> int:
         """Number of entries that are not, or not wholly, acknowledged."""
         return self._core.ledgers.total - self._mark_rank - self._acked.count
+
+    @property
+    def ledger(self) -> tuple[int, int]:
+        """The cursor ledger and its last entry; -1 both while the position is in the record."""
+        return (-1, -1) if self._store is None else self._store.ledger
+
+    @property
+    def acked_run_count(self) -> int:
+        """Number of runs of acknowledged entries after `mark_delete`."""
+        return self._acked.run_count()
+
+    def acked_runs(self) -> Iterator[tuple[int, int, int]]:
+        """Runs of acknowledged entries after `mark_delete`: ledger, first and last entry."""
+        return self._acked.ranges()
+
+    def entries_up_to(self, position: Position) -> int:
+        """Number of entries after `mark_delete` up to `position`."""
+        return max(0, self._core.ledgers.rank(position) - self._mark_rank)
 
     @property
     def dirty(self) -> bool:

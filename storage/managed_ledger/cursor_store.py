@@ -81,6 +81,13 @@ class CursorStore:
         self.corrected = False
         """Whether `load` corrected the position: write it, so that the next load finds it so."""
 
+    @property
+    def ledger(self) -> tuple[int, int]:
+        """The cursor ledger that is written to and its last entry; -1 both without one."""
+        if self._ledger is None:
+            return INLINE_LEDGER_ID, -1
+        return int(self._ledger.ledger_id), self._ledger_entries - 1
+
     async def load(self, record: Record) -> CursorState:
         """The position that the record holds, or that is in the ledger it names."""
         self._record.adopt(record)

@@ -124,6 +124,22 @@ class ManagedLedger:
         return self._core.ledgers.entry_count
 
     @property
+    def entries_known(self) -> int:
+        """Number of entries that were stored since it was opened, or were there then."""
+        return self._core.ledgers.total
+
+    @property
+    def pending_entries(self) -> int:
+        """Number of entries that were taken and are not decided yet."""
+        return self._writer.pending_entries
+
+    @property
+    def current_ledger_created_ms(self) -> int | None:
+        """Wall-clock time at which the ledger that is written to was made; None without one."""
+        age_s = self._writer.ledger_age_s
+        return None if age_s is None else self._core.stores.clock.now_ms() - int(age_s * 1000)
+
+    @property
     def ledgers(self) -> Sequence[LedgerInfo]:
         """The ledgers of the log, oldest first.  Not to be changed."""
         return self._core.ledgers.infos

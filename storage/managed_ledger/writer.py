@@ -162,6 +162,16 @@ class LedgerWriter:
                 self._limits.ledger_max_age_ms / 1000, self._age_due
             )
 
+    @property
+    def pending_entries(self) -> int:
+        """Number of entries that were taken and are not decided yet."""
+        return len(self._inflight) + len(self._held_back)
+
+    @property
+    def ledger_age_s(self) -> float | None:
+        """How long ago the current ledger was made; None without one."""
+        return None if self._current is None else self._loop.time() - self._opened_at
+
     # The hot path
 
     def append(self, data: bytes, done: PublishCallback) -> None:

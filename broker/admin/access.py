@@ -5,7 +5,8 @@ the two) are asked on the topic in the path, or else on its namespace; `consume`
 in the path, if there is one.  Every role may look up the name of v4 coordinators.  `own` admits
 every role: each sees and changes what it owns itself, and of anything else it gets the answer for
 what does not exist; superusers see and change everything.  For `/metrics` the setting
-`metrics_access` may ask more than the table.  An application with a route that has no rule is not
+`metrics_access` may ask more than the table.  Paths that are refused to all (`not_served`) need a
+role.  An application with a route that has no rule is not
 built.
 """
 
@@ -16,6 +17,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
+from broker.admin import not_served
 from broker.admin.keys import BROKER
 from broker.admin.rest import Handler, RestError, status_of_failure
 from broker.policies.authorizer import (
@@ -227,7 +229,10 @@ Route = tuple[str, str]
 
 
 def rules() -> Mapping[Route, Need]:
-    """The table, by method and path.  Raises ValueError for a line that is none or comes twice."""
+    """The table and what is not served, by method and path.
+
+    Raises ValueError for a line that is none or comes twice.
+    """
     found: dict[Route, Need] = {}
     for line in filter(None, TABLE.splitlines()):
         *methods, path, who = line.split()
@@ -235,6 +240,8 @@ def rules() -> Mapping[Route, Need]:
             if (method, path) in found:
                 raise ValueError(f"The access table has {method} {path} twice.")
             found[method, path] = _NEEDS[who]
+    for route in not_served.paths():
+        found.setdefault(route, Need.AUTHENTICATED)
     return found
 
 

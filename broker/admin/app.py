@@ -14,6 +14,7 @@ from broker.admin import (
     lookup,
     namespaces,
     non_persistent,
+    not_served,
     offload,
     partitioned,
     permissions,
@@ -105,8 +106,9 @@ def build_app(broker: Broker) -> web.Application:
     app.router.add_get(INDEX, index)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/status.html", status)
-    require_rules(app.router)
     _serve_slash_at_end(app.router)
+    app.add_routes(not_served.routes())
+    require_rules(app.router)
     return app
 
 
@@ -123,12 +125,13 @@ def _serve_slash_at_end(router: web.UrlDispatcher) -> None:
 
 
 async def index(request: web.Request) -> web.Response:
-    """GET: all paths with their methods."""
+    """GET: all paths that are served, with their methods."""
     methods: dict[str, list[str]] = {}
     for route in request.app.router.routes():
         if (
             route.resource is not None
             and route.method != "HEAD"
+            and not_served.is_served(route)
             and not route.resource.canonical.endswith("/")
         ):
             methods.setdefault(route.resource.canonical, []).append(route.method)

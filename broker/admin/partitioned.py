@@ -10,6 +10,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.not_served import require_no_shadow
 from broker.admin.partition_requests import copy_subscriptions
 from broker.admin.persistent import (
     BASE,
@@ -131,6 +132,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
     require_creatable(name)
     await broker.namespaces.require(namespace_of(request))
     count, properties = _metadata_in(await body_of(request))
+    require_no_shadow(properties)
     if await broker.topics.exists(name):
         raise conflict(f"The topic {name} exists already.")
     await broker.topics.partitioned.create(name, count, properties)

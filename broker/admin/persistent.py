@@ -10,6 +10,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.not_served import require_no_shadow
 from broker.admin.redirect import destination_of, require_here
 from broker.admin.rest import (
     RestError,
@@ -95,6 +96,7 @@ async def create(request: web.Request) -> web.Response:
     name = persistent_name(request)
     await require_here(request, name)
     properties = properties_in(await body_of(request))
+    require_no_shadow(properties)
     await request.app[BROKER].topics.create(name, properties)
     return no_content()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.not_served import require_no_shadow
 from broker.admin.persistent import TOPIC, existing_topic, persistent_name
 from broker.admin.rest import body_of, no_content, properties_in, refused
 from broker.topics.local_topics import OWN_PROPERTIES
@@ -35,7 +36,9 @@ async def get(request: web.Request) -> web.Response:
 
 async def update(request: web.Request) -> web.Response:
     """PUT, properties as body: set these; others stay."""
-    await _change(request, properties_in(await body_of(request)))
+    properties = properties_in(await body_of(request))
+    require_no_shadow(properties)
+    await _change(request, properties)
     return no_content()
 
 

@@ -17,6 +17,7 @@ from yarl import URL
 from broker.admin.access import PRINCIPAL
 from broker.admin.http_connections import connection_of
 from broker.admin.keys import BROKER
+from broker.admin.not_served import is_served
 from broker.admin.rest import RestError
 from config.bounds import HTTP_BODY_S
 
@@ -42,6 +43,9 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
 @web.middleware
 async def check_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse changes by other sites (403) or without JSON (415); read the body in time (408)."""
+    route = request.match_info.route
+    if not is_served(route):
+        return await handler(request)
     if request.method not in _READING:
         _require_own_site(request)
         _require_json(request)

@@ -405,7 +405,7 @@ async def test_there_is_one_bundle_and_nothing_to_do_with_it(rest: Rest) -> None
         ("DELETE", bundle),
         ("GET", "/lookup/v2/topic/persistent/public/default/x/bundle"),
     ):
-        assert "/admin/v2" in await rest.refused(404, method, path)
+        assert "bundles" in await rest.refused(501, method, path)
     await rest.done("PUT", f"{NAMESPACES}/public/default/unload")
 
 

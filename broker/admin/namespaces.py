@@ -143,7 +143,7 @@ class _PolicyHandlers:
         self._policy = policy
 
     async def get(self, request: web.Request) -> web.Response:
-        """GET: the value; 204 when it is not set.
+        """GET: the value; 204 when it is not set, or what the policy shows then.
 
         With `?applied=true` it is the broker's value then, for policies that have a setting.
         """
@@ -152,6 +152,8 @@ class _PolicyHandlers:
         value = policies.raw.get(self._policy.member)
         if value is None and flag(request, "applied"):
             value = broker.policies.of_broker(self._policy)
+        if value is None:
+            value = self._policy.shown_unset
         return no_content() if value is None else web.json_response(value)
 
     async def set(self, request: web.Request) -> web.Response:

@@ -39,6 +39,8 @@ class PolicyKind:
     """Values that mean the broker's setting when they come with a new namespace."""
     is_query: bool = False
     """Whether a topic's value may come as a query parameter of this name instead of the body."""
+    shown_unset: int | None = None
+    """What GET answers for a namespace without it, where Pulsar's tools need a number."""
     of_segments: bool = True
     """Whether it holds for the segments of a scalable topic."""
 
@@ -127,7 +129,12 @@ OFFLOAD_DELETION_LAG = PolicyKind(
     "offloadDeletionLagMs", "offload_deletion_lag_ms", _is_long, "a number of milliseconds, or -1"
 )
 OFFLOAD_THRESHOLD = PolicyKind(
-    "offloadThreshold", "offload_threshold", _is_long, "a number of bytes, or -1", unset=(-1,)
+    "offloadThreshold",
+    "offload_threshold",
+    _is_long,
+    "a number of bytes, or -1",
+    unset=(-1,),
+    shown_unset=-1,
 )
 CONSUMER_GRACE = PolicyKind(
     "scalableTopicConsumerSessionGracePeriod",

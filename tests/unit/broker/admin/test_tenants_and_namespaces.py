@@ -205,3 +205,13 @@ async def test_there_is_one_listener(rest: Rest) -> None:
         await client.request(pb.BaseCommand.LOOKUP, command)
     assert "'outside'" in await rest.refused(405, "GET", f"{lookup}?listenerName=outside")
     await client.close()
+
+
+async def test_a_threshold_of_offloading_that_is_not_set_is_shown_as_a_number(rest: Rest) -> None:
+    """Pulsar's admin library fails on an answer without one."""
+    path = "/admin/v2/namespaces/public/default/offloadThreshold"
+    assert await rest.get(path) == -1
+    await rest.done("PUT", path, 1000)
+    assert await rest.get(path) == 1000
+    await rest.done("DELETE", path)
+    assert await rest.get(path) == -1

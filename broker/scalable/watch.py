@@ -219,7 +219,7 @@ class DagSessions:
         for session in waiting:
             session.ordinary = False
         closing = [each for each in live.layout.sealed if each.legacy_topic_name is not None]
-        self._push_in_pause(live, waiting, closing)
+        self._push_in_pause(live, waiting, closing, live.layout.active)
 
     def _enter(self, connection: ClientConnection, session_id: int) -> DagSession:
         sessions = self._by_connection.get(connection)
@@ -273,15 +273,20 @@ class DagSessions:
         before = [layout for layout, _ in self._updates.get(live.name, {}).values()]
         known = {each.segment_id for layout in before for each in layout.active}
         closing = [each for each in live.layout.sealed if each.segment_id in known]
-        self._push_in_pause(live, self._following(live.name), closing)
+        made = [each for each in live.layout.active if known and each.segment_id not in known]
+        self._push_in_pause(live, self._following(live.name), closing, made)
 
     def _push_in_pause(
-        self, live: LiveTopic, sessions: Collection[DagSession], closing: Iterable[Segment]
+        self,
+        live: LiveTopic,
+        sessions: Collection[DagSession],
+        closing: Iterable[Segment],
+        made: Iterable[Segment],
     ) -> None:
         """Push the newest layout to sessions, in a pause of the SENDs to segments it closes.
 
-        Among several brokers each new segment gets an owner before: a client that is sent to
-        another one tries again 100 ms later.
+        Among several brokers each segment that was made gets an owner before: a client that is
+        sent to another one tries again 100 ms later.
         """
         ready = [each for each in sessions if not each.is_behind]
         if self._others is None or not ready:
@@ -289,27 +294,29 @@ class DagSessions:
             return
         names = [segment_of(live.name, each) for each in closing]
         far = [each for each in names if self._others.has(each)]
-        active = [segment_of(live.name, each) for each in live.layout.active]
-        unowned = [each for each in active if not self._others.has_owner(each)]
+        new = [segment_of(live.name, each) for each in made]
+        unowned = [each for each in new if not self._others.has_owner(each)]
         if not far and not unowned:
             self._push_to(live, sessions)
             return
         for session in ready:
             session.is_behind = True
         self._awaiting_others.update(ready)
-        self._pushes.start(self._push_when_paused(live.name, ready, self._others, far, active))
+        active = [segment_of(live.name, each) for each in live.layout.active]
+        paused = self._others.paused(far, active)
+        owned = self._others.find_owners(unowned)
+        self._pushes.start(self._push_when_paused(live.name, ready, owned, paused))
 
     async def _push_when_paused(
         self,
         name: TopicName,
         sessions: Collection[DagSession],
-        others: OtherBrokers,
-        closing: Collection[SegmentName],
-        active: Collection[SegmentName],
+        owned: Awaitable[None],
+        paused: AbstractAsyncContextManager[bool],
     ) -> None:
         try:
-            await others.find_owners(active)
-            async with others.paused(closing, active) as any_paused:
+            await owned
+            async with paused as any_paused:
                 connections = self._push_to_those_behind(name, sessions)
                 if any_paused:
                     # The layout is there then, and receipts may come on other connections.

@@ -43,12 +43,11 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
 @web.middleware
 async def check_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse changes by other sites (403) or without JSON (415); read the body in time (408)."""
-    route = request.match_info.route
-    if not is_served(route):
-        return await handler(request)
+    served = is_served(request.match_info.route)
     if request.method not in _READING:
         _require_own_site(request)
-        _require_json(request)
+        if served:
+            _require_json(request)
     elif hdrs.UPGRADE in request.headers:
         # Browsers let a page of another site open a WebSocket, with the user's credentials.
         _require_own_site(request)
@@ -56,6 +55,10 @@ async def check_requests(request: web.Request, handler: Handler) -> web.StreamRe
         try:
             async with asyncio.timeout(HTTP_BODY_S):
                 await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            # What is not served is refused for that, however large it is.
+            if served:
+                raise
         except TimeoutError as error:
             raise RestError(
                 HTTPStatus.REQUEST_TIMEOUT,

@@ -302,9 +302,10 @@ async def test_an_empty_body_needs_no_content_type(rest: Rest, kind: dict[str, s
 )  # fmt: skip
 async def test_numbers_out_of_range_are_refused(rest: Rest, path: str, text: str) -> None:
     sent = {"Content-Type": "application/json"}
+    unset = await rest.call("GET", NAMESPACE + path)
     status, answer = await rest.raw("POST", NAMESPACE + path, text, sent)
     assert status in (400, 412), answer
-    assert (await rest.call("GET", NAMESPACE + path))[0] == 204
+    assert await rest.call("GET", NAMESPACE + path) == unset
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e309", "1" * 5000])

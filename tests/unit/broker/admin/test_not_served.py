@@ -1,9 +1,12 @@
 """What Apache Pulsar's REST has and this broker has not: each path answers 501 and a sentence."""
 
+import asyncio
+
 import pytest
 
 from broker.admin.access import TABLE
 from broker.admin.not_served import REASONS, SHADOW_SOURCE, paths
+from broker.admin.rest import MAX_BODY_BYTES
 from tests.unit.broker.admin.conftest import Rest
 
 PERSISTENT = "/admin/v2/persistent/public/default"
@@ -49,6 +52,28 @@ async def test_a_function_sent_as_a_form_is_refused_for_what_it_is(rest: Rest) -
     form = {"Content-Type": "multipart/form-data; boundary=b"}
     status, answer = await rest.raw("POST", "/admin/v3/functions/public/default/f", "--b--", form)
     assert (status, REASONS["functions"] in answer) == (501, True)
+    large = "x" * (MAX_BODY_BYTES + 1)
+    status, answer = await rest.raw("POST", "/admin/v3/functions/public/default/f", large, form)
+    assert (status, REASONS["functions"] in answer) == (501, True)
+
+
+async def test_a_form_is_refused_when_it_has_come(rest: Rest) -> None:
+    """Else a client that still sends it may see its connection closed, and no reason."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", rest.port)
+    form = b"--b\r\n\r\nx\r\n--b--\r\n"
+    head = (
+        b"POST /admin/v3/packages/function/public/default/p/v1 HTTP/1.1\r\nHost: broker\r\n"
+        b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: %d\r\n\r\n"
+    )
+    writer.write(head % len(form))
+    answer = asyncio.create_task(reader.readuntil(b"}"))
+    for _ in range(5):  # By then the head has been read.
+        await rest.get("/admin/v2/brokers/health")
+    assert not answer.done()
+    writer.write(form)
+    async with asyncio.timeout(10):
+        assert (await answer).startswith(b"HTTP/1.1 501 ")
+    writer.close()
 
 
 async def test_a_shadow_topic_is_refused_and_not_made(rest: Rest) -> None:

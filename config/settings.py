@@ -29,7 +29,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from config.bounds import MAX_ENTRY_BUCKETS, TOKEN_CLOCK_SKEW_MAX_S
+from config.bounds import MAX_ENTRY_BUCKETS, MAX_PARTITIONS, TOKEN_CLOCK_SKEW_MAX_S
 
 MIB = 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -221,6 +221,12 @@ class Settings(BaseSettings):
     auto_topic_creation: bool = Field(
         True, description="Create a missing persistent:// topic on first use"
     )
+    auto_topic_creation_type: Literal["non-partitioned", "partitioned"] = Field(
+        "non-partitioned", description="... as this type of topic (namespaces may override)"
+    )
+    default_num_partitions: Annotated[int, Field(gt=0, le=MAX_PARTITIONS)] = Field(
+        1, description="... with so many partitions, if it is partitioned"
+    )
     deduplication: bool = Field(
         False,
         description="Enforce producer sequence ids for all sends (namespaces and topics may "
@@ -270,6 +276,29 @@ class Settings(BaseSettings):
     )
     message_expiry_check_interval_s: Positive = Field(
         300, description="How often messages are checked for that age"
+    )
+
+    # Deletion of what is not used (namespaces and topics may override)
+    subscription_expiration_time_minutes: NotNegative = Field(
+        0, description="Delete subscriptions of ordinary topics not used for so long; 0: never"
+    )
+    subscription_expiry_check_interval_s: Positive = Field(
+        300, description="How often that is checked"
+    )
+    broker_delete_inactive_topics_enabled: bool = Field(
+        False, description="Delete ordinary topics that nobody uses, with their data"
+    )
+    broker_delete_inactive_topics_mode: Literal[
+        "delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"
+    ] = Field(
+        "delete_when_no_subscriptions",
+        description="... if they have no subscriptions, or none with a backlog",
+    )
+    broker_delete_inactive_topics_max_inactive_s: Positive = Field(
+        60, description="... and had no clients for this time, and for the time of retention"
+    )
+    broker_delete_inactive_topics_frequency_s: Positive = Field(
+        60, description="How often that is checked"
     )
 
     # Automatic splits and merges of scalable topics (namespaces and topics may override)
@@ -401,6 +430,9 @@ class Settings(BaseSettings):
     )
     delayed_delivery_tick_time_ms: Positive = Field(
         100, description="... and check for due messages at most this often"
+    )
+    delayed_delivery_max_delay_ms: NotNegative = Field(
+        0, description="Refuse messages with a longer delay; 0: none (topics may override)"
     )
     broker_service_compaction_threshold_bytes: NotNegative = Field(
         0,

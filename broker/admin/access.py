@@ -100,6 +100,10 @@ GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxUnackedMessage
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxUnackedMessagesPerSubscription tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscriptionTypesEnabled  tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/messageTTL                tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscriptionExpirationTime tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/inactiveTopicPolicies     tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/delayedDelivery           tenant-admin
+GET POST DELETE      /admin/v2/namespaces/{tenant}/{namespace}/deduplicationSnapshotInterval tenant-admin
 GET                  /admin/v2/namespaces/{tenant}/{namespace}/permissions               tenant-admin
 POST DELETE          /admin/v2/namespaces/{tenant}/{namespace}/permissions/{role}        tenant-admin
 GET                  /admin/v2/namespaces/{tenant}/{namespace}/permissions/subscription  tenant-admin
@@ -138,6 +142,9 @@ GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxUnacke
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxMessageSize      tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptionTypesEnabled tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/messageTTL          tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/inactiveTopicPolicies tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery     tenant-admin
+GET POST DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/deduplicationSnapshotInterval tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/compactionThreshold tenant-admin
 GET PUT              /admin/v2/persistent/{tenant}/{namespace}/{topic}/compaction        tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/offload           tenant-admin

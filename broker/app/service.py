@@ -23,6 +23,7 @@ from broker.policies.topic_policies import TopicPolicies
 from broker.scalable.service import ScalableTopics
 from broker.topics.compactor import Compactions
 from broker.topics.idle_topics import IdleTopics
+from broker.topics.inactive_topics import InactiveTopics
 from broker.topics.message_expiry import MessageExpiry
 from broker.topics.offloading import Offloads
 from broker.topics.producer_names import ProducerNames
@@ -32,6 +33,7 @@ from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
 from broker.topics.stored_backlogs import StoredBacklogs
+from broker.topics.subscription_expiry import SubscriptionExpiry
 from broker.transactions.service import Transactions
 from broker.wire.client_addresses import ClientAddresses
 from broker.wire.connection import Connection
@@ -99,6 +101,8 @@ class Broker:
     producer_names: ProducerNames
     idle_topics: IdleTopics
     message_expiry: MessageExpiry
+    subscription_expiry: SubscriptionExpiry
+    inactive_topics: InactiveTopics
     stored_backlogs: StoredBacklogs
     offloads: Offloads
     compactions: Compactions
@@ -349,6 +353,14 @@ class Broker:
         )
         self._release_at_stop("message_expiry", self.message_expiry.stop)
         self.message_expiry.start()
+        self.subscription_expiry = SubscriptionExpiry(
+            self.topics, self.clock, self.settings.subscription_expiry_check_interval_s
+        )
+        self._release_at_stop("subscription_expiry", self.subscription_expiry.stop)
+        self.subscription_expiry.start()
+        self.inactive_topics = InactiveTopics(self, asyncio.get_running_loop().time)
+        self._release_at_stop("inactive_topics", self.inactive_topics.stop)
+        self.inactive_topics.start()
         self._rate_timer = RateTimer(self.topics.loaded, asyncio.get_running_loop().time)
         self._release_at_stop("topic_rates", self._rate_timer.stop)
         self._rate_timer.start()
@@ -409,6 +421,8 @@ class Broker:
         if self._several is not None:
             await self._several.begin_drain()
             await self.idle_topics.stop()
+            await self.inactive_topics.stop()
+            await self.subscription_expiry.stop()
             await self.scalable.stop()
             await self.topics.hand_over()
         await self._stop_listening()
@@ -416,6 +430,8 @@ class Broker:
         for connection in connections:
             connection.pause_reading(DRAINING)
         await self.idle_topics.stop()
+        await self.inactive_topics.stop()
+        await self.subscription_expiry.stop()
         await self.stored_backlogs.stop()
         await self.offloads.stop()
         await self.compactions.stop()

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from broker.policies.namespaces import Policies
 from broker.policies.policy_kinds import (
     AUTO_SUBSCRIPTION_CREATION,
+    AUTO_TOPIC_CREATION,
     COMPACTION_THRESHOLD,
     CONSUMER_GRACE,
     DEDUPLICATION,
+    DELAYED_DELIVERY,
+    INACTIVE_TOPICS,
     MAX_CONSUMERS,
     MAX_CONSUMERS_PER_SUBSCRIPTION,
     MAX_MESSAGE_SIZE,
@@ -19,14 +22,26 @@ from broker.policies.policy_kinds import (
     MESSAGE_TTL,
     POLICIES,
     RETENTION,
+    SUBSCRIPTION_EXPIRATION,
     SUBSCRIPTION_TYPES,
     SUBSCRIPTION_TYPES_ENABLED,
+    SUBSCRIPTIONS_CAUGHT_UP,
+    WITHOUT_SUBSCRIPTIONS,
     PolicyKind,
 )
 from broker.policies.topic_policies import UNSET, PoliciesOfTopic
 from config.bounds import MAX_MESSAGE_SIZE as LARGEST_MESSAGE
 from config.settings import Settings
 from storage.managed_ledger.types import MIB, MINUTE_MS, Retention
+
+
+@dataclass(frozen=True, slots=True)
+class InactiveTopicPolicy:
+    """When a topic that nobody uses is deleted."""
+
+    caught_up: bool
+    """Whether it may have subscriptions, if they have no backlog; else it may have none."""
+    max_inactive_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,14 @@ class AppliedPolicies:
     """Age at which messages count as acknowledged; 0: they never do."""
     compaction_threshold_bytes: int
     """A topic with more after its last compaction is compacted; 0: on request only."""
+    subscription_expiration_s: int
+    """A subscription that is not used for so long is deleted; 0: none is."""
+    inactive_topics: InactiveTopicPolicy | None
+    """None: the topic stays, however long nobody uses it."""
+    delays_delivery: bool
+    delayed_tick_ms: int
+    max_delivery_delay_ms: int
+    """0: messages may be delayed for as long as producers like."""
 
 
 def values_of_broker(settings: Settings) -> Mapping[PolicyKind, object]:
@@ -74,6 +97,34 @@ def values_of_broker(settings: Settings) -> Mapping[PolicyKind, object]:
         MAX_MESSAGE_SIZE: LARGEST_MESSAGE,
         SUBSCRIPTION_TYPES_ENABLED: list(SUBSCRIPTION_TYPES),
         MESSAGE_TTL: settings.ttl_duration_default_s,
+        **_lifecycle_of_broker(settings),
+    }
+
+
+def _lifecycle_of_broker(settings: Settings) -> Mapping[PolicyKind, object]:
+    """The broker's values of the creation and deletion of topics and subscriptions, and delays."""
+    partitioned = settings.auto_topic_creation_type == "partitioned"
+    count = {"defaultNumPartitions": settings.default_num_partitions} if partitioned else {}
+    caught_up = settings.broker_delete_inactive_topics_mode == SUBSCRIPTIONS_CAUGHT_UP
+    return {
+        AUTO_TOPIC_CREATION: {
+            "allowAutoTopicCreation": settings.auto_topic_creation,
+            "topicType": settings.auto_topic_creation_type,
+            **count,
+        },
+        SUBSCRIPTION_EXPIRATION: settings.subscription_expiration_time_minutes,
+        INACTIVE_TOPICS: {
+            "inactiveTopicDeleteMode": (
+                SUBSCRIPTIONS_CAUGHT_UP if caught_up else WITHOUT_SUBSCRIPTIONS
+            ),
+            "maxInactiveDurationSeconds": settings.broker_delete_inactive_topics_max_inactive_s,
+            "deleteWhileInactive": settings.broker_delete_inactive_topics_enabled,
+        },
+        DELAYED_DELIVERY: {
+            "active": settings.delayed_delivery_enabled,
+            "tickTime": settings.delayed_delivery_tick_time_ms,
+            "maxDeliveryDelayInMillis": settings.delayed_delivery_max_delay_ms,
+        },
     }
 
 
@@ -106,6 +157,7 @@ def applied_policies(
         value = values[kind]
         return value if isinstance(value, dict) else {}
 
+    delayed = section(DELAYED_DELIVERY)
     types = values[SUBSCRIPTION_TYPES_ENABLED]
     enabled = frozenset(types) if isinstance(types, list) and types else SUBSCRIPTION_TYPES
     return AppliedPolicies(
@@ -126,12 +178,28 @@ def applied_policies(
         subscription_types=frozenset(enabled),
         message_ttl_s=count(MESSAGE_TTL),
         compaction_threshold_bytes=count(COMPACTION_THRESHOLD),
+        subscription_expiration_s=60 * count(SUBSCRIPTION_EXPIRATION),
+        inactive_topics=_inactive_topics(section(INACTIVE_TOPICS)),
+        delays_delivery=delayed["active"] is True,
+        delayed_tick_ms=_number(delayed.get("tickTime")),
+        max_delivery_delay_ms=_number(delayed.get("maxDeliveryDelayInMillis")),
     )
 
 
 def broker_policies(settings: Settings) -> AppliedPolicies:
     """The policies in force where neither the topic nor its namespace sets any."""
     return applied_policies(values_of_broker(settings), Policies(), UNSET)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _inactive_topics(section: Mapping[str, object]) -> InactiveTopicPolicy | None:
+    if section["deleteWhileInactive"] is not True:
+        return None
+    caught_up = section["inactiveTopicDeleteMode"] == SUBSCRIPTIONS_CAUGHT_UP
+    return InactiveTopicPolicy(caught_up, _number(section["maxInactiveDurationSeconds"]))
 
 
 def _retention(value: object) -> Retention | None:

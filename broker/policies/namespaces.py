@@ -107,11 +107,13 @@ class Policies:
         return value if isinstance(value, bool) else None
 
     @property
-    def default_partitions(self) -> int:
+    def default_partitions(self) -> int | None:
         """Partitions of an auto-created topic, 0 for an unpartitioned one."""
         section = self._section("autoTopicCreationOverride")
-        count = section.get("defaultNumPartitions")
-        wanted = section.get("topicType") == "partitioned" and isinstance(count, int)
+        kind, count = section.get("topicType"), section.get("defaultNumPartitions")
+        if kind is None:
+            return None
+        wanted = kind == "partitioned" and isinstance(count, int)
         return count if wanted and isinstance(count, int) and count > 0 else 0
 
     @property

@@ -19,6 +19,13 @@ SUBSCRIPTION_TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 _RETENTION_MEMBERS = frozenset({"retentionTimeInMinutes", "retentionSizeInMB"})
 _AUTO_CREATION_MEMBERS = frozenset({"allowAutoTopicCreation", "topicType", "defaultNumPartitions"})
 _AUTO_SUBSCRIPTION_MEMBER = "allowAutoSubscriptionCreation"
+WITHOUT_SUBSCRIPTIONS = "delete_when_no_subscriptions"
+SUBSCRIPTIONS_CAUGHT_UP = "delete_when_subscriptions_caught_up"
+_DELETE_MODES = (WITHOUT_SUBSCRIPTIONS, SUBSCRIPTIONS_CAUGHT_UP)
+_INACTIVE_MEMBERS = frozenset(
+    {"inactiveTopicDeleteMode", "maxInactiveDurationSeconds", "deleteWhileInactive"}
+)
+_DELAYED_MEMBERS = frozenset({"active", "tickTime", "maxDeliveryDelayInMillis"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +80,27 @@ def _is_auto_subscription_creation(value: object) -> bool:
         isinstance(value, dict)
         and value.keys() == {_AUTO_SUBSCRIPTION_MEMBER}
         and isinstance(value[_AUTO_SUBSCRIPTION_MEMBER], bool)
+    )
+
+
+def _is_inactive_topics(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == _INACTIVE_MEMBERS
+        and value["inactiveTopicDeleteMode"] in _DELETE_MODES
+        and is_number(value["maxInactiveDurationSeconds"], 1, INT32_MAX)
+        and isinstance(value["deleteWhileInactive"], bool)
+    )
+
+
+def _is_delayed_delivery(value: object) -> bool:
+    # Clients before Pulsar 4 know no maximum.
+    return (
+        isinstance(value, dict)
+        and {"active", "tickTime"} <= value.keys() <= _DELAYED_MEMBERS
+        and isinstance(value["active"], bool)
+        and is_number(value["tickTime"], 0, INT32_MAX)
+        and is_number(value.get("maxDeliveryDelayInMillis", 0), 0)
     )
 
 
@@ -224,7 +252,33 @@ MESSAGE_TTL = PolicyKind(
     "messageTTL",
     is_query=True,
 )
+SUBSCRIPTION_EXPIRATION = PolicyKind(
+    "subscriptionExpirationTime",
+    "subscription_expiration_time_minutes",
+    _is_count,
+    f"a number of minutes from 0 to {INT32_MAX}; 0 is never",
+)
+INACTIVE_TOPICS = PolicyKind(
+    "inactiveTopicPolicies",
+    "inactive_topic_policies",
+    _is_inactive_topics,
+    f"an object with inactiveTopicDeleteMode {' or '.join(_DELETE_MODES)}, "
+    f"maxInactiveDurationSeconds of 1 to {INT32_MAX}, and deleteWhileInactive true or false",
+    "inactiveTopicPolicies",
+    of_segments=False,
+)
+DELAYED_DELIVERY = PolicyKind(
+    "delayedDelivery",
+    "delayed_delivery_policies",
+    _is_delayed_delivery,
+    "an object with active true or false, tickTime in milliseconds, and "
+    "maxDeliveryDelayInMillis; 0 is no maximum",
+    "delayedDelivery",
+)
 POLICIES = (
+    SUBSCRIPTION_EXPIRATION,
+    INACTIVE_TOPICS,
+    DELAYED_DELIVERY,
     RETENTION,
     DEDUPLICATION,
     AUTO_TOPIC_CREATION,

@@ -8,8 +8,10 @@ from weakref import ref
 import structlog
 
 from broker.placement import Placement
+from broker.topics.inactive_topics import is_deletable
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
+from broker.topics.subscription_expiry import expires_at_ms
 from broker.topics.topic import Topic
 from config.bounds import IDLE_LOOK_S, IDLE_TOPICS_TO_TRIM
 from config.settings import Settings
@@ -129,7 +131,16 @@ class IdleTopics:
             broker.scalable.needs(topic)
             or broker.offloads.is_running(topic)
             or _has_messages_to_expire(topic)
+            or self._waits_for_deletion(topic)
         )
+
+    def _waits_for_deletion(self, topic: Topic) -> bool:
+        """Whether a check will soon delete it, or a subscription: checks see loaded topics only."""
+        # Legacy segments of scalable topics are sealed, and nothing of them is deleted.
+        if topic.sealed:
+            return False
+        due_ms, now_ms = _next_expiry_ms(topic), self._broker.clock.now_ms()
+        return is_deletable(topic) or (due_ms is not None and due_ms <= now_ms)
 
     async def _unload(self, topic: Topic, uses: int) -> None:
         def still_idle() -> bool:
@@ -142,8 +153,10 @@ class IdleTopics:
             if not self._broker.placement.shared:
                 # In a cluster the leader reads it (`StoredBacklogs`).
                 self._broker.topics.unloaded.remember(topic)
-            # Retention holds for unloaded topics too: this one is loaded again for its next trim.
-            due_ms = topic.ledger.next_trim_ms()
+            # Retention and the expiry of subscriptions hold for unloaded topics too: this one is
+            # loaded again when one of them is due.
+            times_ms = topic.ledger.next_trim_ms(), _next_expiry_ms(topic)
+            due_ms = min((each for each in times_ms if each is not None), default=None)
             if due_ms is not None and len(self._to_trim) < IDLE_TOPICS_TO_TRIM:
                 self._to_trim[topic.name] = due_ms
 
@@ -163,3 +176,9 @@ def _has_messages_to_expire(topic: Topic) -> bool:
     return topic.policies.message_ttl_s > 0 and any(
         each.backlog for each in topic.subscriptions.values()
     )
+
+
+def _next_expiry_ms(topic: Topic) -> int | None:
+    """When the next of a topic's subscriptions is to be deleted because nobody uses it."""
+    times_ms = (expires_at_ms(topic, each) for each in topic.subscriptions.values())
+    return min((each for each in times_ms if each is not None), default=None)

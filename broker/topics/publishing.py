@@ -31,6 +31,7 @@ from magnetar.protocol.message import (
     payload_of,
     transaction_named_by,
 )
+from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError
 from magnetar.protocol.txn_id import TxnId
@@ -79,6 +80,7 @@ class PublishPipeline:
         self._buffer = buffer
         self.on_unstamped_batch: Callable[[], None] | None = None
         """Called once, when a batch without entry hashes comes; None: nobody needs to know."""
+        self._max_delay_ms = 0
         self._txns: deque[TxnId] = deque()
         """Transactions of the appends in flight that have one, in order."""
 
@@ -89,6 +91,13 @@ class PublishPipeline:
         """
         most = self._largest_stored
         self._largest = min(payload_bytes, most) if payload_bytes else most
+
+    def limit_delays(self, max_delay_ms: int) -> None:
+        """Refuse messages that are to be delivered later than so long after they were published.
+
+        With 0 none are.  Otherwise the metadata of every SEND is parsed.
+        """
+        self._max_delay_ms = max_delay_ms
 
     def release(self) -> None:
         """Drop the callbacks, when the ledger is closed, so that the memory is freed at once."""
@@ -107,7 +116,7 @@ class PublishPipeline:
         producer, or where the connection is to be read no further.  Receipts (or SEND_ERRORs)
         follow by themselves.
         """
-        if not producer.examined:
+        if not producer.examined and not self._max_delay_ms:
             entries = self._enqueue_plain(producer, sends, at)
             if entries:
                 self._append(entries, self._done)
@@ -397,20 +406,15 @@ class PublishPipeline:
                     f"{largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
                     "compressed, or with less metadata."
                 )
-        # Metadata is parsed only for chunks and transactions (neither is plain), deduplication, and
-        # while a reconnected producer resends.
+        # Metadata is parsed only for chunks and transactions (neither is plain), deduplication,
+        # a maximum of delays, and while a reconnected producer resends.
         guarded = producer.guard is not None or producer.resend is not None
-        if send.plain and not guarded:
+        if send.plain and not guarded and not self._max_delay_ms:
             return None, None
         metadata = parse_metadata(entry)
-        named = transaction_named_by(metadata)
-        # The write path goes by the SEND's transaction, readers by the message's.  One that names
-        # none gets the SEND's: Pulsar's Go client leaves that to the broker.
-        if named is not None and send.txnid != named:
-            return None, MessageRefused(
-                f"The SEND is in {_transaction(send.txnid)} and its message names "
-                f"{_transaction(named)}: readers go by the message, so both must say the same."
-            )
+        refusal = self._refusal_of(send, metadata)
+        if refusal is not None:
+            return None, refusal
         chunk = chunk_of(metadata) if send.is_chunk else None
         sequence = last_sequence(send.sequence_id, send.highest_sequence_id)
         if producer.is_duplicate(sequence, chunk, metadata.publish_time):
@@ -425,6 +429,23 @@ class PublishPipeline:
         ):
             return chunk, DuplicateMessage("Stored before, on a parent of the segment.")
         return chunk, None
+
+    def _refusal_of(self, send: Send, metadata: MessageMetadata) -> MessageRefused | None:
+        # The write path goes by the SEND's transaction, readers by the message's.  One that names
+        # none gets the SEND's: Pulsar's Go client leaves that to the broker.
+        named = transaction_named_by(metadata)
+        if named is not None and send.txnid != named:
+            return MessageRefused(
+                f"The SEND is in {_transaction(send.txnid)} and its message names "
+                f"{_transaction(named)}: readers go by the message, so both must say the same."
+            )
+        delay_ms, most_ms = metadata.deliver_at_time - metadata.publish_time, self._max_delay_ms
+        if most_ms and delay_ms > most_ms:
+            return MessageRefused(
+                f"The message is to be delayed by {delay_ms} ms, and {most_ms} are the most "
+                "here: send it later, or raise the policy delayedDelivery."
+            )
+        return None
 
     def _enqueue(
         self,

@@ -33,6 +33,7 @@ from broker.topics.unloaded_backlogs import UnloadedBacklogs
 from config.bounds import DRAIN_TOPICS_AT_ONCE, LOADS_PER_COLLECTION
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
+from magnetar.protocol.ids import Position
 from magnetar.protocol.names import (
     InvalidTopicName,
     NamespaceName,
@@ -47,6 +48,7 @@ from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.clock import Clock
 from storage.ledger.store import LedgersDamaged
 from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.records import ledger_key
 from storage.metadata.counted_metadata import CountedMetadata
 from txn.buffer import SegmentBuffer
@@ -505,7 +507,7 @@ class TopicRegistry:
                 return 0
             raise TopicNotFound(f"Topic {name} does not exist: create it first.")
         policies = await self._broker.namespaces.require(name.namespace_name)
-        wanted = policies.default_partitions if self._auto_creation(policies) else 0
+        wanted = self._default_partitions(policies) if self._auto_creation(policies) else 0
         if not wanted or await self.has_scalable_twin(name):
             return 0
         try:
@@ -513,6 +515,13 @@ class TopicRegistry:
         except PartitionedTopicExists:
             return await self.partitioned.count(name)
         return wanted
+
+    def _default_partitions(self, policies: Policies) -> int:
+        settings, of_namespace = self._broker.settings, policies.default_partitions
+        if of_namespace is not None:
+            return of_namespace
+        partitioned = settings.auto_topic_creation_type == "partitioned"
+        return settings.default_num_partitions if partitioned else 0
 
     def _auto_creation(self, policies: Policies) -> bool:
         allowed = policies.auto_topic_creation
@@ -613,7 +622,9 @@ class TopicRegistry:
             if topic is not None and not force:
                 require_no_clients(topic)
             await self._close(str(name))
-            if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
+            # A topic's own records: a partition has none.
+            alone = name.domain is TopicDomain.PERSISTENT and name.partition_index is None
+            if alone:
                 await self._forget_policies(name)
             async with self._acquired(name):
                 if topic is None and await self.purge_leftovers_if_new(name):
@@ -623,10 +634,44 @@ class TopicRegistry:
                 )
                 self.unloaded.forget(str(name))
                 await self._forget_transactions(name)
-            if name.domain is TopicDomain.PERSISTENT and name.partition_index is None:
+            if alone:
                 await self._forget_schemas(name)
             await self._broker.placement.release(name)
         self._notify(name, exists=False)
+
+    async def delete_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
+        """Delete a loaded topic if `still()` is true in the turn of the loop in which it closes.
+
+        Nothing is deleted if another broker opened the topic meanwhile and changed it.  Returns
+        whether it was deleted.  Raises what storage raises.
+        """
+        return await self._work.finish(self._delete_if(topic, still))
+
+    async def _delete_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
+        name, key = topic.name, str(topic.name)
+        async with self._lock(key):
+            if self._topics.get(key) is not topic or not still():
+                return False
+            known = _contents_of(topic.ledger)
+
+            def require_unchanged(ledger: ManagedLedger) -> None:
+                if _contents_of(ledger) != known:
+                    raise TopicUnavailable(f"{name} was used meanwhile: it is not deleted.")
+
+            # From here on requests for the topic wait for the lock, and load what is there then.
+            await self._close(key)
+            async with self._acquired(name):
+                await self._broker.managed_ledgers.delete(
+                    name.ledger_path, require_unchanged=require_unchanged
+                )
+                self.unloaded.forget(key)
+                await self._forget_transactions(name)
+            if name.partition_index is None:
+                await self._forget_policies(name)
+                await self._forget_schemas(name)
+            await self._broker.placement.release(name)
+        self._notify(name, exists=False)
+        return True
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
         """Delete a partitioned topic with all its partitions.  Raises as `delete`."""
@@ -702,3 +747,8 @@ class TopicRegistry:
         if name.domain is TopicDomain.PERSISTENT:
             for listener in list(self._listeners.values()):
                 listener(name, exists)
+
+
+def _contents_of(ledger: ManagedLedger) -> tuple[Position, frozenset[str]]:
+    """The end of a topic and the names of its subscriptions."""
+    return ledger.last_confirmed, frozenset(ledger.cursors)

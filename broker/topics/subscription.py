@@ -525,6 +525,7 @@ class Subscription:
                 # Consumers go first: with their acknowledgements the rest might never end.
                 self.disconnect_consumers()
                 self._drop_dispatcher()
+                self.note_use()
                 if self.transactional is not None:
                     # A7: after a crash they must not be applied over the new position.
                     await self.transactional.pending.finish_ended()
@@ -578,6 +579,7 @@ class Subscription:
             if self.transactional is not None:
                 await self.transactional.pending.close()
             if persist and self.durable:
+                self.note_use()
                 await self.cursor.persist()
 
     # Internals
@@ -669,6 +671,7 @@ class Subscription:
         consumer.forget_connection = request.connection.on_close(
             lambda: self.remove_consumer(consumer, by_command=False)
         )
+        self.note_use()
         log.debug("consumer_attached", topic=str(self.topic.name), subscription=self.name)
         self.topic.consumer_attached(self.name, consumer)
         return consumer
@@ -700,12 +703,31 @@ class Subscription:
     def apply_policies(self) -> None:
         """Use the topic's policies, which have changed."""
         policies = self.topic.policies
+        self.note_use()
         if self.dispatcher is None:
             return
+        self.dispatcher.delay_messages(
+            active=policies.delays_delivery, tick_ms=policies.delayed_tick_ms
+        )
         self.dispatcher.limit_unacked(policies.max_unacked_per_subscription)
         for consumer in self.dispatcher.consumers:
             consumer.limit_unacked(policies.max_unacked_per_consumer)
         self.wake()
+
+    def note_use(self) -> None:
+        """Note that the subscription is used, or since when it is not if it is to expire.
+
+        A broker that dies leaves it noted as used: then it is unused since it is loaded again.
+        """
+        topic, cursor = self.topic, self.cursor
+        # A segment's subscriptions are the scalable topic's: none expires by itself.
+        expires = (
+            topic.policies.subscription_expiration_s and topic.name.domain is TopicDomain.PERSISTENT
+        )
+        if self.consumers:
+            cursor.set_unused_since(None)
+        elif expires and cursor.unused_since_ms is None:
+            cursor.set_unused_since(self.now_ms())
 
     def _make_dispatcher(self, request: SubscribeRequest) -> Dispatcher:
         if request.type is SubscriptionType.SHARED:
@@ -731,6 +753,7 @@ class Subscription:
 
     def _on_no_consumers(self) -> None:
         self._drop_dispatcher()
+        self.note_use()
         self._notify_waiting()
         if not self.durable and self._reattach is None:
             self._retire()

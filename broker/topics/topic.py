@@ -164,8 +164,8 @@ class Topic:
         self.name = name
         self.ledger = ledger
         self.state = TopicState.LOADING
-        self.uses = 0
-        """Number of requests for the topic since it was loaded; see `broker.topics.idle_topics`."""
+        self.uses = self.client_changes = 0
+        """Requests for the topic, and changes of its clients and subscriptions, since the load."""
         self.sequence_store = store
         self.buffer = buffer
         self.owner = buffer.owner
@@ -372,6 +372,9 @@ class Topic:
         """Use these policies from now on.  Attached clients stay, also above a maximum."""
         self.policies = policies
         self._publishing.limit_messages(policies.max_message_bytes)
+        self._publishing.limit_delays(
+            policies.max_delivery_delay_ms if policies.delays_delivery else 0
+        )
         for subscription in self._subscriptions.values():
             subscription.apply_policies()
 
@@ -439,10 +442,12 @@ class Topic:
         Raises `ProducerBusy`, `ProducerFenced`, `TopicTerminated`, `TopicUnavailable`.
         """
         self.require_open(request)
+        self.client_changes += 1
         return await self._producers.add(request)
 
     def producer_gone(self, producer: Producer) -> None:
         """Remove a closed producer that has nothing in flight any more."""
+        self.client_changes += 1
         self._producers.remove(producer)
 
     # Subscriptions
@@ -483,6 +488,21 @@ class Topic:
         """
         await self._work.finish(self._unsubscribe(name, force=force))
 
+    async def unsubscribe_if(self, subscription: Subscription, still: Callable[[], bool]) -> bool:
+        """Delete a subscription if `still()` is true in the turn of the loop in which it closes.
+
+        Returns whether it was deleted.
+        """
+        return await self._work.finish(self._unsubscribe_if(subscription, still))
+
+    async def _unsubscribe_if(self, subscription: Subscription, still: Callable[[], bool]) -> bool:
+        async with self._subscription_change:
+            known = self._subscriptions.get(subscription.name) is subscription
+            if not known or self.state not in _READABLE or not still():
+                return False
+            await self._delete_subscription(subscription)
+            return True
+
     async def _create_subscription(
         self, name: str, start: Position, properties: Mapping[str, str]
     ) -> Subscription:
@@ -504,17 +524,23 @@ class Topic:
                 raise ConsumerBusy(
                     f"Subscription {name!r} on {self.name} has consumers: close them, or force."
                 )
-            del self._subscriptions[name]
-            await subscription.close(persist=False)
-            self._past_messages_out += subscription.messages_out_total
-            self._past_bytes_out += subscription.bytes_out_total
-            try:
-                await self.ledger.delete_cursor(name)
-            except (MetadataError, LedgerError):
-                await self._restore(Subscription(self, name, subscription.cursor))
-                raise
-            if subscription.durable:
-                await self._forget_transactions_of(name)
+            await self._delete_subscription(subscription)
+
+    async def _delete_subscription(self, subscription: Subscription) -> None:
+        """Close a subscription and delete its cursor; the caller has the lock."""
+        name = subscription.name
+        self.client_changes += 1
+        del self._subscriptions[name]
+        await subscription.close(persist=False)
+        self._past_messages_out += subscription.messages_out_total
+        self._past_bytes_out += subscription.bytes_out_total
+        try:
+            await self.ledger.delete_cursor(name)
+        except (MetadataError, LedgerError):
+            await self._restore(Subscription(self, name, subscription.cursor))
+            raise
+        if subscription.durable:
+            await self._forget_transactions_of(name)
 
     async def _restore(self, subscription: Subscription) -> None:
         """Keep a subscription whose deletion failed."""
@@ -574,6 +600,8 @@ class Topic:
 
     def _keep(self, subscription: Subscription) -> Subscription:
         self._subscriptions[subscription.name] = subscription
+        self.client_changes += 1
+        subscription.note_use()
         if self.sealed:
             subscription.topic_sealed()
         return subscription
@@ -582,10 +610,12 @@ class Topic:
 
     def consumer_attached(self, subscription: str, consumer: Consumer) -> None:
         """See `TopicEvents`."""
+        self.client_changes += 1
         self._events.consumer_attached(self, subscription, consumer)
 
     def consumer_closed(self, subscription: str, consumer: Consumer, *, by_command: bool) -> None:
         """See `TopicEvents`."""
+        self.client_changes += 1
         self._events.consumer_closed(self, subscription, consumer, by_command=by_command)
 
     def subscription_drained(self, subscription: str) -> None:

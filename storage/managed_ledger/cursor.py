@@ -32,7 +32,7 @@ class Cursor:
     """
 
     __slots__ = ("_acked", "_batches", "_boundary", "_core", "_flusher", "_mark_rank", "_store",
-                 "mark_delete", "name", "numbers")  # fmt: skip
+                 "mark_delete", "name", "numbers", "unused_since_ms")  # fmt: skip
 
     def __init__(
         self, core: StreamCore, name: str, mark_delete: Position, store: CursorStore | None
@@ -52,6 +52,8 @@ class Cursor:
             )
         self.numbers: Mapping[str, int] = {}
         """Properties that Apache Pulsar stored with the position that was loaded."""
+        self.unused_since_ms: int | None = None
+        """When its last user left, in ms since 1970; None: in use, or not known."""
         self.mark_delete = mark_delete
         self._mark_rank = core.ledgers.rank(mark_delete)
         self._boundary = core.ledgers.end_after(mark_delete)
@@ -124,7 +126,16 @@ class Cursor:
 
     def snapshot(self) -> CursorSnapshot:
         """The present state, to be encoded before anything changes."""
-        return CursorSnapshot(self.mark_delete, self._acked, self._batches)
+        return CursorSnapshot(self.mark_delete, self._acked, self._batches, self.unused_since_ms)
+
+    def set_unused_since(self, ms: int | None) -> None:
+        """Note when its last user left; None: it is in use.  Durable as an acknowledgement is.
+
+        Each change costs one write of the cursor's record.
+        """
+        if self._store is not None and ms != self.unused_since_ms:
+            self.unused_since_ms = ms
+            self._touch()
 
     # Acknowledging
 

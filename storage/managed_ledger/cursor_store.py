@@ -64,6 +64,7 @@ class CursorStore:
         "corrected",
         "name",
         "properties",
+        "unused_since_ms",
     )
 
     def __init__(self, core: StreamCore, name: str, properties: Mapping[str, str]) -> None:
@@ -80,6 +81,8 @@ class CursorStore:
         self._superseded: set[int] = set()
         self.corrected = False
         """Whether `load` corrected the position: write it, so that the next load finds it so."""
+        self.unused_since_ms: int | None = None
+        """What the record says; see `CursorSnapshot.unused_since_ms`."""
 
     @property
     def ledger(self) -> tuple[int, int]:
@@ -93,6 +96,7 @@ class CursorStore:
         self._record.adopt(record)
         found = decode_cursor(record.key, record.value)
         self.properties = dict(found.properties)
+        self.unused_since_ms = found.unused_since_ms
         state = found.state
         if found.ledger_id != INLINE_LEDGER_ID:
             self._superseded.add(found.ledger_id)
@@ -238,6 +242,8 @@ class CursorStore:
                 self._give_up_ledger()
                 raise
             self._ledger_entries += 1
+            if snapshot().unused_since_ms != self.unused_since_ms:
+                await self._put(int(self._ledger.ledger_id), snapshot)
 
     async def _switch(self, snapshot: TakeSnapshot) -> None:
         """Start the next cursor ledger with the position, then name it in the record."""
@@ -269,7 +275,9 @@ class CursorStore:
     async def _put(self, ledger_id: int, snapshot: TakeSnapshot) -> None:
         """Write the record, and delete the ledgers that it no longer names."""
         now_ms = self._core.stores.clock.now_ms()
-        await self._record.put(encode_cursor(ledger_id, snapshot(), self.properties, now_ms))
+        taken = snapshot()
+        await self._record.put(encode_cursor(ledger_id, taken, self.properties, now_ms))
+        self.unused_since_ms = taken.unused_since_ms
         if self._ledger is not None and int(self._ledger.ledger_id) != ledger_id:
             self._give_up_ledger()
         await self._delete_superseded(ledger_id)

@@ -50,6 +50,7 @@ class Cursors:
         store = CursorStore(self._core, name, {})
         state = await store.load(record)
         cursor = Cursor(self._core, name, state.mark_delete, store)
+        cursor.unused_since_ms = store.unused_since_ms
         cursor.restore(state)
         cursor.step_over_lost()
         if store.corrected:

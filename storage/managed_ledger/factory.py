@@ -139,12 +139,17 @@ class ManagedLedgerFactory:
                 slot.ledger = None
 
     async def delete(
-        self, name: str, *, require_unused: Callable[[], Awaitable[None]] | None = None
+        self,
+        name: str,
+        *,
+        require_unused: Callable[[], Awaitable[None]] | None = None,
+        require_unchanged: Callable[[ManagedLedger], None] | None = None,
     ) -> None:
         """Remove the stream, its cursors and its entries.
 
         `require_unused` may refuse it by raising.  It is called once the stream is open: if another
-        owner opens the stream after that, the removal fails with `ManagedLedgerFenced`.
+        owner opens the stream after that, the removal fails with `ManagedLedgerFenced`.  So may
+        `require_unchanged`, which gets the stream as it is then.
 
         Raises `ManagedLedgerNotFound`, `MetadataError`, `LedgerError`: delete it again then.
         """
@@ -158,6 +163,8 @@ class ManagedLedgerFactory:
             try:
                 if require_unused is not None:
                     await require_unused()
+                if require_unchanged is not None:
+                    require_unchanged(ledger)
                 await ledger.delete()
             finally:
                 await ledger.close()

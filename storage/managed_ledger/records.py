@@ -28,6 +28,8 @@ NAMES_INDEX = "managed-ledgers"
 """Index of all streams by ledger path: their keys have several levels, which no scan covers."""
 INLINE_LEDGER_ID = -1
 """In a cursor record: the position is in the record itself."""
+_UNUSED_SINCE = "magnetar.unused-since-ms"
+"""Number of a cursor's record: see `CursorSnapshot.unused_since_ms`."""
 _RANGE_BYTES = 16
 _WORD_BYTES = 1
 _COMPRESSION_MAGIC = b"\x47\x78"
@@ -88,6 +90,7 @@ class CursorRecord:
     ledger_id: int
     state: CursorState
     properties: Mapping[str, str]
+    unused_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class CursorSnapshot:
     mark_delete: Position
     acked: AckRanges
     batches: BatchBits
+    unused_since_ms: int | None = None
+    """When its last user left, in ms since 1970; None while it is used, or if nobody noted it."""
 
 
 def encode_stream(record: StreamRecord) -> bytes:
@@ -179,6 +184,9 @@ def encode_cursor(
     if ledger_id == INLINE_LEDGER_ID:
         info.individualDeletedMessages.extend(_encode_ranges(snapshot.acked))
         info.batchedEntryDeletionIndexInfo.extend(_encode_batches(snapshot.batches))
+    if snapshot.unused_since_ms is not None:
+        # Not lastActive: Pulsar, and earlier versions, set that without knowing of uses.
+        info.properties.add(name=_UNUSED_SINCE, value=snapshot.unused_since_ms)
     for name in sorted(properties):
         info.cursorProperties.add(name=name, value=properties[name])
     return info.SerializeToString()
@@ -188,6 +196,8 @@ def decode_cursor(key: str, value: bytes) -> CursorRecord:
     """Decode a cursor's record.  Raises `CorruptRecord`."""
     info = pb.ManagedCursorInfo()
     _parse(key, value, info)
+    numbers = {item.name: item.value for item in info.properties}
+    unused_since_ms = numbers.pop(_UNUSED_SINCE, None)
     return CursorRecord(
         info.cursorsLedgerId,
         CursorState(
@@ -195,9 +205,10 @@ def decode_cursor(key: str, value: bytes) -> CursorRecord:
             _decode_ranges(info.individualDeletedMessages),
             (),
             _decode_batches(key, info.batchedEntryDeletionIndexInfo),
-            {item.name: item.value for item in info.properties},
+            numbers,
         ),
         {item.name: item.value for item in info.cursorProperties},
+        unused_since_ms,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from broker.app.service import Broker
 from broker.app.stores import Stores
 from config.settings import Settings
-from storage.clock import SystemClock
+from storage.clock import Clock, SystemClock
 
 
 @asynccontextmanager
@@ -22,6 +22,15 @@ async def running_on(
     stores: Stores | None, directory: Path, **settings: object
 ) -> AsyncIterator[Broker]:
     """On these stores, where there are some.  Topics are not scaled by themselves."""
+    async with running_at(SystemClock(), stores, directory, **settings) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def running_at(
+    clock: Clock, stores: Stores | None, directory: Path, **settings: object
+) -> AsyncIterator[Broker]:
+    """The same with a clock of the test's own."""
     given = {
         "data_dir": directory,
         "port": 0,
@@ -31,7 +40,7 @@ async def running_on(
     } | settings
     broker = Broker(
         Settings(**given),  # type: ignore[arg-type]
-        clock=SystemClock(),
+        clock=clock,
         rng=random.Random(1),
         stores=stores,
     )

@@ -24,6 +24,10 @@ class DelayTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._for_ms = 0
 
+    def set_tick(self, tick_ms: int) -> None:
+        """Wake at most once in so many milliseconds from now on."""
+        self._tick_s = tick_ms / 1000
+
     def aim(self, due_ms: int | None) -> None:
         """Wake at `due_ms` instead of the time given before; None: not at all."""
         if self._timer is not None:

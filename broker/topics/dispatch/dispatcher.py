@@ -62,6 +62,14 @@ class Dispatcher(ABC):
         """
         return
 
+    def delay_messages(self, *, active: bool, tick_ms: int) -> None:
+        """Delay messages until their time, and wake for due ones at most once in `tick_ms`.
+
+        Unless `active`, all are sent at once, those that wait too.  Dispatchers with one active
+        consumer never delay any.
+        """
+        return
+
     # Events
 
     def wake(self) -> None:

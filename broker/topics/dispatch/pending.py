@@ -43,12 +43,10 @@ class PendingDispatcher(Dispatcher):
         super().__init__(subscription, counts)
         self.unacked = 0
         self.limit_unacked(subscription.topic.policies.max_unacked_per_subscription)
-        settings = subscription.topic.context.settings
-        self._delays = settings.delayed_delivery_enabled
+        policies = subscription.topic.policies
+        self._delays = policies.delays_delivery
         self._delayed = DelayedMessages()
-        self._timer = DelayTimer(
-            subscription.now_ms, settings.delayed_delivery_tick_time_ms, self.wake
-        )
+        self._timer = DelayTimer(subscription.now_ms, policies.delayed_tick_ms, self.wake)
         self._full_logged = False
         self._parted: set[Position] = set()
         """Entries whose messages may be pending at several consumers.
@@ -65,6 +63,11 @@ class PendingDispatcher(Dispatcher):
     def limit_unacked(self, messages: int) -> None:
         """See the base class."""
         self._max_unacked = messages or sys.maxsize
+
+    def delay_messages(self, *, active: bool, tick_ms: int) -> None:
+        """See the base class."""
+        self._delays = active
+        self._timer.set_tick(tick_ms)
 
     # Decisions of the subclasses
 
@@ -239,7 +242,8 @@ class PendingDispatcher(Dispatcher):
         at_most = min(self._due_capacity(), READ_BATCH_ENTRIES)
         if at_most <= 0:
             return False
-        due = self._delayed.pop_due(self.subscription.now_ms(), at_most)
+        due_ms = self.subscription.now_ms() if self._delays else sys.maxsize
+        due = self._delayed.pop_due(due_ms, at_most)
         for position, key_hash in due:
             if not self.cursor.is_acknowledged(position):
                 self._let_wait(position, key_hash)

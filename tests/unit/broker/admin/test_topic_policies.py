@@ -31,6 +31,12 @@ VALUES: dict[str, object] = {
     "subscriptionTypesEnabled": ["Shared"],
     "messageTTL": 60,
     "compactionThreshold": 1_000_000,
+    "inactiveTopicPolicies": {
+        "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
+        "maxInactiveDurationSeconds": 5,
+        "deleteWhileInactive": True,
+    },
+    "delayedDelivery": {"active": True, "tickTime": 20, "maxDeliveryDelayInMillis": 60_000},
 }
 EARLIEST = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
 SHARED = pb.CommandSubscribe(
@@ -292,3 +298,62 @@ async def test_messages_expire_up_to_an_id(served: Served) -> None:
     await served.rest.refused(409, "POST", path, body)
     await served.rest.refused(409, "POST", f"{path}/3600")
     await served.rest.refused(404, "POST", f"{PATH}/subscription/none/expireMessages/0")
+
+
+async def test_messages_delayed_for_longer_than_the_maximum_are_refused_alone(
+    served: Served,
+) -> None:
+    producer = await served.client.create_producer(TOPIC)
+    consumer = await served.client.subscribe(TOPIC, "s", SHARED, permits=10)
+    await served.rest.done(
+        "POST",
+        f"{PATH}/delayedDelivery",
+        {"active": True, "tickTime": 1, "maxDeliveryDelayInMillis": 1000},
+    )
+
+    def delayed_by(delay_ms: int) -> pb.MessageMetadata:
+        metadata = published_now(served)
+        metadata.deliver_at_time = metadata.publish_time + delay_ms
+        return metadata
+
+    with pytest.raises(BrokerError, match="delayed by 1001 ms, and 1000 are the most") as caught:
+        await producer.send(b"late", metadata=delayed_by(1001))
+    assert caught.value.code == pb.NotAllowedError
+    await producer.send(b"in time", metadata=delayed_by(1000))
+    await producer.send(b"at once", metadata=published_now(served))
+    assert (await consumer.receive()).payload == b"at once"
+    assert (await consumer.receive()).payload == b"in time"
+    # A namespace's value holds where the topic has none; 0 is no maximum.
+    await served.rest.done("DELETE", f"{PATH}/delayedDelivery")
+    await producer.send(b"much later", metadata=delayed_by(10**9))
+
+
+async def test_messages_that_wait_come_at_once_when_delays_are_switched_off(
+    served: Served,
+) -> None:
+    producer = await served.client.create_producer(TOPIC)
+    consumer = await served.client.subscribe(TOPIC, "s", SHARED, permits=10)
+    metadata = published_now(served)
+    metadata.deliver_at_time = metadata.publish_time + 3_600_000
+    await producer.send(b"waits", metadata=metadata)
+    with pytest.raises(TimeoutError):
+        await consumer.receive(0.05)
+    await served.rest.done(
+        "POST", f"{NAMESPACE}/delayedDelivery", {"active": False, "tickTime": 1000}
+    )
+    assert (await consumer.receive()).payload == b"waits"
+    await producer.send(b"another", metadata=metadata)
+    assert (await consumer.receive()).payload == b"another"
+    stats = await served.rest.get(f"{PATH}/stats")
+    assert isinstance(stats, dict)
+    assert stats["subscriptions"]["s"]["msgDelayed"] == 0
+
+
+@pytest.mark.parametrize("base", [NAMESPACE, PATH])
+async def test_interval_of_deduplication_snapshots_is_refused_by_name(
+    served: Served, base: str
+) -> None:
+    path = f"{base}/deduplicationSnapshotInterval"
+    assert await served.rest.call("GET", path) == (204, "")
+    assert "deduplicationSnapshotInterval" in await served.rest.refused(501, "POST", path, 60)
+    await served.rest.done("DELETE", path)

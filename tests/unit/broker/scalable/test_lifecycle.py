@@ -209,7 +209,7 @@ async def test_failed_removal_is_completed_later(node: Node) -> None:
             raise failures.pop()
         await delete(name, require_unused=require_unused)
 
-    node.managed_ledgers.delete = failing  # type: ignore[method-assign]
+    node.managed_ledgers.delete = failing  # type: ignore[assignment, method-assign]
     with pytest.raises(DeletionUnfinished):
         await node.scalable.delete(TOPIC, force=True)
     with pytest.raises(ScalableTopicNotFound):

@@ -106,6 +106,7 @@ class FakeCursor:
         self.acked: set[Position] = set()
         self.partial: dict[Position, int] = {}
         self.mark_delete = Position(1, -1)
+        self.unused_since_ms: int | None = None
         self.persisted = 0
 
     @property
@@ -148,6 +149,9 @@ class FakeCursor:
         while self.is_acknowledged(position):
             position = Position(1, position.entry_id + 1)
         return position
+
+    def set_unused_since(self, ms: int | None) -> None:
+        self.unused_since_ms = ms
 
     async def persist(self) -> None:
         self.persisted += 1

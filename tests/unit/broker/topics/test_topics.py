@@ -219,6 +219,34 @@ async def test_partition_counts(broker: Broker, connect: Connect) -> None:
     assert await partitions(client, "auto") == 4
 
 
+async def test_settings_decide_the_type_of_new_topics_where_a_namespace_does_not(
+    tmp_path: Path,
+) -> None:
+    async with running(
+        tmp_path, auto_topic_creation_type="partitioned", default_num_partitions=3
+    ) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        assert await partitions(client, "auto") == 3
+        await broker.namespaces.change(
+            DEFAULT,
+            lambda record: record.update(
+                autoTopicCreationOverride={"allowAutoTopicCreation": True}
+            ),
+        )
+        assert await partitions(client, "auto-2") == 3
+        await broker.namespaces.change(
+            DEFAULT,
+            lambda record: record.update(
+                autoTopicCreationOverride={
+                    "allowAutoTopicCreation": True,
+                    "topicType": "non-partitioned",
+                }
+            ),
+        )
+        assert await partitions(client, "auto-3") == 0
+        await client.close()
+
+
 async def test_deleting_a_partitioned_topic_deletes_its_partitions(
     broker: Broker, connect: Connect
 ) -> None:

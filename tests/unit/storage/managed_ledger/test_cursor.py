@@ -534,3 +534,26 @@ async def test_many_acknowledgements_out_of_order() -> None:
             assert cursor.mark_delete == Position(-1, -1)
     assert cursor.mark_delete == Position(1, count - 1)
     assert cursor.backlog == 0
+
+
+async def test_time_of_the_last_use_outlives_a_crash_and_acknowledgements_do_not_write_it() -> None:
+    world, ledger, cursor = await open_with(9, Limits(cursor_flush_ms=10**6))
+    await publish(ledger, 2 * bounds.CURSOR_INLINE_WRITES)
+    for entry_id in range(bounds.CURSOR_INLINE_WRITES + 1):
+        cursor.acknowledge(Position(1, entry_id))
+        await cursor.persist()
+    version = (await world.metadata.get(KEY)).version  # type: ignore[union-attr]
+    cursor.set_unused_since(77)
+    await cursor.persist()
+    noted = (await world.metadata.get(KEY)).version  # type: ignore[union-attr]
+    assert noted != version
+    for entry_id in range(bounds.CURSOR_INLINE_WRITES + 1, bounds.CURSOR_INLINE_WRITES + 5):
+        cursor.acknowledge(Position(1, entry_id))
+        await cursor.persist()
+    assert (await world.metadata.get(KEY)).version == noted  # type: ignore[union-attr]
+    ledger = await world.crash()
+    assert ledger.cursors["s"].unused_since_ms == 77
+    assert ledger.cursors["s"].numbers == {}
+    ledger.cursors["s"].set_unused_since(None)
+    ledger = await world.restart()
+    assert ledger.cursors["s"].unused_since_ms is None

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker.policies.applied_policies import broker_policies
 from broker.topics.consumer import Consumer, SubscriptionType
 from broker.topics.dispatch.delay_timer import DelayTimer
 from broker.topics.dispatch.delayed_messages import DelayedMessages
@@ -105,7 +106,7 @@ async def test_delayed_message_is_sent_at_once_when_delay_is_disabled(
     kind: SubscriptionType,
 ) -> None:
     topic = FakeTopic()
-    topic.context.settings = load_settings(None, {"delayed_delivery_enabled": False})
+    topic.policies = broker_policies(load_settings(None, {"delayed_delivery_enabled": False}))
     put(topic, NOW_MS + 300)
     _, peer = await attach(topic.subscription(), kind, permits=10)
     await settle()
@@ -120,7 +121,7 @@ async def test_the_timer_brings_each_at_its_time(kind: SubscriptionType, cached_
     topic.ledger.cached_from = cached_from
     start_s = loop.time()
     topic.context.clock.now_ms = lambda: NOW_MS + int((loop.time() - start_s) * 1000)
-    topic.context.settings = load_settings(None, {"delayed_delivery_tick_time_ms": 5})
+    topic.policies = broker_policies(load_settings(None, {"delayed_delivery_tick_time_ms": 5}))
     due = [NOW_MS + (7 * index) % 100 for index in range(100)]
     put(topic, *due)
     peer = TimedConnection(topic)

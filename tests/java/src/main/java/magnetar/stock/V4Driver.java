@@ -14,6 +14,8 @@ public final class V4Driver {
         V4TransactionCases.addTo(cases);
         AdminCases.addTo(cases);
         V4Compaction.addTo(cases);
+        V4Access.addTo(cases);
+        V4Lifecycle.addTo(cases);
         Driver.run(cases, arguments);
     }
 }

@@ -1,0 +1,67 @@
+"""Policies of creation, expiry, deletion and delays with the official v4 client and library."""
+
+import uuid
+
+import pytest
+
+from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.stock_driver import StockDriver
+from tests.support.json_line_process import Facts
+
+
+def run(driver: StockDriver, broker: BrokerUnderTest, case: str) -> Facts:
+    topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
+    started = driver.start(case, broker.url, broker.admin_url, topic=topic, web=broker.admin_url)
+    return started.result()
+
+
+def test_policies_decide_what_is_created(
+    broker: BrokerUnderTest, v4_driver_process: StockDriver
+) -> None:
+    facts = run(v4_driver_process, broker, "v4_creation_policies")
+    assert facts["shown"] == "partitioned 3"
+    assert (facts["received"], facts["partitions"]) == (30, 3)
+    for who in ("producer", "consumer", "reader"):
+        assert facts[f"{who}_of_missing"] in ("TopicDoesNotExistException", "NotFoundException"), (
+            who
+        )
+    assert facts["removed"] == "null"
+    # The client's consumer of a partitioned topic hides the kind of the error.
+    assert facts["missing_subscription"] == "PulsarClientException"
+    assert facts["subscription_by_policy_of_topic"] == facts["known"] == "ok"
+    assert facts["missing_again"] == "SubscriptionNotFoundException"
+
+
+def test_policies_limit_and_switch_off_delays(
+    broker: BrokerUnderTest, v4_driver_process: StockDriver
+) -> None:
+    facts = run(v4_driver_process, broker, "v4_delay_policies")
+    assert facts["applied"] == "true 50 60000"
+    assert facts["too_late"] == "NotAllowedException"
+    assert facts["first"] == "now"
+    assert facts["waits"]
+    assert facts["when_inactive"] == "waits"
+    assert facts["removed"] == "null"
+
+
+def test_expiration_time_of_subscriptions_is_set_and_removed(
+    broker: BrokerUnderTest, v4_driver_process: StockDriver
+) -> None:
+    facts = run(v4_driver_process, broker, "v4_expiry_policies")
+    assert (facts["unset"], facts["set"], facts["removed"]) == ("null", 10, "null")
+
+
+@pytest.mark.parametrize(
+    "restartable", [{"broker_delete_inactive_topics_frequency_s": 1}], indirect=True
+)
+def test_inactive_topics_are_deleted_and_others_stay(
+    restartable: BrokerUnderTest, v4_driver_process: StockDriver
+) -> None:
+    facts = run(v4_driver_process, restartable, "v4_inactive_topics")
+    assert facts["same"]
+    assert not facts["caught-up"]
+    assert facts["behind"]
+    assert facts["used"]
+    assert facts["excepted"]
+    assert facts["made_again"]
+    assert facts["removed"] == "null"

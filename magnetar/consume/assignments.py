@@ -13,13 +13,15 @@ from magnetar.protocol import pulsar_pb2 as pb
 class AssignedSegment:
     """A segment that the controller assigns to this consumer.
 
+    It has no range of hashes: that of a partition changes when its topic becomes scalable, and the
+    partition must be read on.  A reader that closes meanwhile holds no messages at the broker,
+    which deletes them as soon as all durable subscriptions have acknowledged them.
+
     With `bucket_ranges` it shares the segment with others: these are all its entry buckets, the
     same for each consumer (PIP-486).
     """
 
     segment_id: int
-    hash_start: int
-    hash_end: int
     topic: str
     bucket_ranges: tuple[tuple[int, int], ...] = ()
 
@@ -39,8 +41,6 @@ def assignment_of(message: pb.ScalableConsumerAssignment) -> Assignment:
         tuple(
             AssignedSegment(
                 segment.segment_id,
-                segment.hash_start,
-                segment.hash_end,
                 segment.segment_topic,
                 tuple((each.start, each.end) for each in segment.bucket_ranges),
             )

@@ -212,8 +212,7 @@ class CheckpointConsumer(InboxConsumer[T, SegmentConsumer]):
         for segment_id in [each for each in self._positions if each not in layout.segments]:
             del self._positions[segment_id]
         self._held.assign(
-            AssignedSegment(each.segment_id, each.hash_start, each.hash_end, each.topic)
-            for each in layout.segments.values()
+            AssignedSegment(each.segment_id, each.topic) for each in layout.segments.values()
         )
 
 

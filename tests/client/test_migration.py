@@ -11,6 +11,8 @@ from collections import Counter
 import pytest
 
 import magnetar
+from magnetar.consume.assignments import AssignedSegment
+from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.client.conftest import NAMESPACE, Service, rest
 from tests.client.test_reshape import (
@@ -22,7 +24,7 @@ from tests.client.test_reshape import (
 )
 from tests.conftest import Report
 from tests.support.raw_client import BrokerError, RawClient
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 
 
 async def make_ordinary(service: Service, partitions: int) -> str:
@@ -104,6 +106,53 @@ async def test_clients_go_on_when_their_topic_becomes_scalable(
         f"migration of {partitions or 1} topic(s) under this project's client: {total} messages, "
         f"longest pause between two sends {senders.longest_gap_s * 1000:.0f} ms"
     )
+
+
+async def ledgers_of(service: Service, partition: str) -> list[object]:
+    """The ledgers of a partition that were not trimmed."""
+    status, stats = await rest(service, "GET", f"/{partition.replace('://', '/')}/internalStats")
+    assert status == 200, stats
+    assert isinstance(stats, dict)
+    return [each for each in stats["ledgers"] if each["entries"]]
+
+
+@pytest.mark.magnetar_only("its own checkpoint consumers prevent a migration there")
+async def test_checkpoint_consumer_reads_partitions_that_others_drain_when_they_become_segments(
+    client: magnetar.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_name = await make_ordinary(service, 3)
+    ordinary = f"persistent://{NAMESPACE}/{local_name}"
+    opened = Counter[str]()
+    make = magnetar.CheckpointConsumer.segment_consumer
+
+    async def make_late(
+        consumer: magnetar.CheckpointConsumer[str], segment: AssignedSegment
+    ) -> SegmentConsumer:
+        """Open a partition again only when its messages are trimmed: nobody else needs them."""
+        opened[segment.topic] += 1
+        if opened[segment.topic] > 1:
+
+            async def is_trimmed() -> bool:
+                return not await ledgers_of(service, segment.topic)
+
+            await until_awaited(is_trimmed)
+        return await make(consumer, segment)
+
+    monkeypatch.setattr(magnetar.CheckpointConsumer, "segment_consumer", make_late)
+    values = {str(number) for number in range(30)}
+    async with (
+        client.queue_consumer(ordinary, "ordered", schema=str) as drain,
+        client.checkpoint_consumer(ordinary, schema=str, receiver_queue_size=1) as checkpoint,
+        client.producer(ordinary, schema=str) as producer,
+    ):
+        for value in values:
+            await producer.send(value, key=value)
+        assert await migrate(service, local_name) == 204
+        for _ in values:
+            await drain.ack(await drain.receive(timeout_s=RECEIVE_S))
+        await until(lambda: len(checkpoint.segment_ids) == 6)
+        assert {(await checkpoint.receive(timeout_s=RECEIVE_S)).value for _ in values} == values
+    assert max(opened.values()) == 1, "a reader that is away holds no messages"
 
 
 @pytest.mark.magnetar_only("its v5 transactions never end on an ordinary topic")

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -64,8 +65,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 async def both_uses(client: magnetar.Client, topic: str) -> tuple[AssignedSegment, AssignedSegment]:
     """The only segment of a topic, alone and shared."""
     (found,) = (await client.layout(topic)).active
-    ids = (found.segment_id, found.hash_start, found.hash_end, found.topic)
-    return AssignedSegment(*ids), AssignedSegment(*ids, QUARTERS)
+    alone = AssignedSegment(found.segment_id, found.topic)
+    return alone, replace(alone, bucket_ranges=QUARTERS)
 
 
 async def test_consumers_share_a_segment_over_joins_and_leaves(

@@ -12,11 +12,13 @@ from magnetar.consume.assignments import (
     HoldingState,
     LeaveSegment,
     OpenSegment,
+    assignment_of,
 )
+from magnetar.protocol import pulsar_pb2 as pb
 
 
 def segment(segment_id: int, topic: str = "t") -> AssignedSegment:
-    return AssignedSegment(segment_id, 0, 0xFFFF, f"segment://public/default/{topic}/{segment_id}")
+    return AssignedSegment(segment_id, f"segment://public/default/{topic}/{segment_id}")
 
 
 def test_assigned_segment_is_opened_once() -> None:
@@ -64,6 +66,16 @@ def test_the_same_id_of_another_topic_is_another_segment() -> None:
     holdings.assign([segment(1)])
     assert holdings.assign([segment(1, "anew")]) == [LeaveSegment(segment(1))]
     assert holdings.closed(segment(1)) == [OpenSegment(segment(1, "anew"))]
+
+
+def test_a_partition_stays_open_when_its_range_of_hashes_changes() -> None:
+    message = pb.ScalableConsumerAssignment(layout_epoch=0)
+    name = "persistent://public/default/t-partition-1"
+    message.segments.add(segment_id=1, hash_start=0x8000, hash_end=0xFFFF, segment_topic=name)
+    holdings = Holdings()
+    assert len(holdings.assign(assignment_of(message).segments)) == 1
+    message.layout_epoch, message.segments[0].hash_start = 1, 0
+    assert holdings.assign(assignment_of(message).segments) == []
 
 
 def test_the_close_of_something_else_changes_nothing() -> None:

@@ -24,7 +24,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def segment(number: int) -> AssignedSegment:
-    return AssignedSegment(number, 0, 9, f"segment://public/default/t/0000-0009-{number}")
+    return AssignedSegment(number, f"segment://public/default/t/0000-0009-{number}")
 
 
 class FakeBroker:

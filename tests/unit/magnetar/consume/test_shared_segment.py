@@ -118,8 +118,8 @@ def test_an_assignment_has_the_buckets_of_shared_segments() -> None:
 
 def test_a_segment_is_left_and_opened_again_when_it_becomes_shared() -> None:
     holdings = Holdings()
-    alone = AssignedSegment(1, 0, 5, "segment")
-    shared = AssignedSegment(1, 0, 5, "segment", HALVES)
+    alone = AssignedSegment(1, "segment")
+    shared = AssignedSegment(1, "segment", HALVES)
     assert holdings.assign([alone]) == [OpenSegment(alone)]
     assert holdings.assign([shared]) == [LeaveSegment(alone)]
     assert holdings.closed(alone) == [OpenSegment(shared)]

@@ -409,6 +409,10 @@ class GroupController:
         one.
         """
         member, missing = self._members[name], self.group.missing_from(name)
+        if not missing and not self.group.not_released_by(name):
+            # It attached or let go since the timers were checked.
+            del self._repeat[name]
+            return
         own = self.group.to_send_again(name)
         assignments = [own]
         now_s = self._loop.time()

@@ -505,13 +505,13 @@ async def test_an_assignment_with_a_new_segment_is_sent_again_if_missed(
     await until_told(second, [1, 3])
     other = topic.peer()
     await other.register("never attaches", subscription="other")
-    await until(lambda: other.assignments())
+    await until(other.assignments)
     # The timer may come before the controller has checked all timers after an attachment.
     set_bound(monkeypatch, "RELEASE_COALESCE_S", 60)
     await second.attach(3, "b")
     second.assignments()
     for _ in range(3):
-        await until(lambda: other.assignments())
+        await until(other.assignments)
     assert second.assignments() == [], "it has what it was told"
 
 

@@ -222,7 +222,7 @@ class SegmentBufferCore:
         self._after_claim(member)
 
     def _after_claim(self, member: Member) -> None:
-        """Ask for the header (W2)."""
+        """Ask for the header (W2, L6)."""
         # W2: the read begins after the claim is durable.
         self._move(member, _M.CHECKING)
         self._effects.append(ReadHeader(member.txn))

@@ -72,7 +72,7 @@ def state_for_writes(header: Header, txn: TxnId) -> TxnState | None:
 def decide_end(
     header: Header | None, action: TxnState, owner: str | None, *, is_attempt: bool = False
 ) -> EndVerdict:
-    """Decide an END with that action by that owner (T2, T3, G4)."""
+    """Decide an END with that action by that owner (T2, T3, G4, L4)."""
     if header is None:
         return EndVerdict.NOT_FOUND  # T3
     if not is_owner(header, owner):

@@ -147,7 +147,7 @@ class HeldMessages:
     # Conflicts
 
     def require_individual(self, acks: Sequence[AckedPosition]) -> None:
-        """Raise `TransactionConflict` if any message is acknowledged already, or held.
+        """Raise `TransactionConflict` if any message is acknowledged already, or held (L5).
 
         Holds of the same transaction conflict too.  In batches single messages count.
         """
@@ -166,7 +166,7 @@ class HeldMessages:
             named[position] = named.get(position, 0) | bits
 
     def require_cumulative(self, txn: TxnId, ack: AckedPosition) -> None:
-        """Raise `TransactionConflict` unless the transaction may hold all messages up to `ack`.
+        """Raise `TransactionConflict` unless the transaction may hold all up to `ack` (L5).
 
         It may raise its own cumulative acknowledgement.  It conflicts at or below the mark-delete
         position, and with messages below it that other transactions hold.

@@ -570,7 +570,7 @@ class PublishPipeline:
 
 
 def _naming_transaction(send: Send) -> Send:
-    """The SEND of a transaction, with a message that names the transaction too."""
+    """The SEND of a transaction, with a message that names the transaction too (L2)."""
     if send.entry is None or send.txnid is None:
         return send
     if transaction_named_by(parse_metadata(send.entry)) is not None:

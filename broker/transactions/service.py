@@ -207,7 +207,7 @@ class Transactions:
             )
 
     def require_served_to_v4(self, coordinator: CoordinatorId) -> None:
-        """Raise unless this broker serves a coordinator to v4 clients.
+        """Raise unless this broker serves a coordinator to v4 clients (L7).
 
         `CoordinatorElsewhere`, with which they look it up again; `CoordinatorNotFound`.
         """
@@ -261,7 +261,7 @@ class Transactions:
             log.debug("transaction_not_joined", txn=str(txn), topic=str(name), error=str(error))
 
     async def require_participants(self, names: Sequence[TopicName]) -> None:
-        """Require that topics may take part in a transaction of a v4 client.
+        """Require that topics may take part in a transaction of a v4 client (L1).
 
         Raises `NotInTransactions` for a topic that is missing or not of the persistent domain.
         """
@@ -280,7 +280,7 @@ class Transactions:
             )
 
     async def carry_out_end(self, txn: TxnId, end: TxnState) -> None:
-        """Have the owners of a transaction's topics carry its end out, so that readers see it.
+        """Have the owners of a transaction's topics carry its end out, so that readers see it (L3).
 
         It is in the header already, and their watches report it too.  So this returns after
         TXN_END_CARRIED_OUT_S at the latest, and raises nothing.

@@ -14,8 +14,9 @@ RULES = [
     *(f"T{number}" for number in range(1, 4)),
     *(f"K{number}" for number in range(1, 9)),
     *(f"G{number}" for number in range(1, 10)),
+    *(f"L{number}" for number in range(1, 8)),
 ]
-CITATION = re.compile(r"\b[WATKG][1-9]\d?\b")
+CITATION = re.compile(r"\b[WATKGL][1-9]\d?\b")
 CODE = re.compile(r"`([^`]+)`")
 
 

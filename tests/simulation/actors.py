@@ -139,6 +139,9 @@ class Actor:
 class Sender(Actor):
     """Sends keyed messages to the segments of its topics."""
 
+    names_transactions = True
+    """Whether messages name their transactions; the SENDs of Pulsar's Go client alone do."""
+
     def __init__(
         self, world: "World", name: str, host: Host, rng: random.Random, topics: list[str]
     ) -> None:
@@ -222,7 +225,7 @@ class Sender(Actor):
         metadata = pb.MessageMetadata(partition_key=first.key)
         send = pb.CommandSend(num_messages=len(messages))
         if first.txn is not None:
-            for part in (metadata, send):
+            for part in (metadata, send) if self.names_transactions else (send,):
                 part.txnid_most_bits, part.txnid_least_bits = first.txn
         payloads = [
             payload_for(each.name, self.rng.choice((0, 10, 200, 3000))) for each in messages

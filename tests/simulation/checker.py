@@ -11,13 +11,15 @@ Rules (letters as in `docs/transactions.md` where there is one):
   (`hand_overs.py`).
 - What was acknowledged durably, or by a transaction that committed, is not delivered again, unless
   a seek says so.
+- No two transactions that commit have acknowledged a message of a queue.
 - What only aborted transactions acknowledged is delivered again; what a seek went back to, too.
 - What a named producer sent again is not there twice, on whatever segments.
 - An OPEN of a transaction key that was answered is the end of every older epoch: none commits
   after it, none has a transaction beside it, and its answer tells how the last one ended.
 - A batch that groups commit is committed once, of the attempts that its driver named: the others
   are never delivered.  Who is told that it is committed, or which one was last, is told the truth.
-- A header ends once, and does not come back once it was collected.
+- A header ends once, and does not come back once it was collected.  The same END again succeeds
+  (L4).
 """
 
 from collections import defaultdict
@@ -30,6 +32,7 @@ from tests.simulation.history import Acked, Delivered, History, KeyOpened, Messa
 
 COMMITTED = "COMMITTED"
 QUEUE, SEEKER, STREAM = "q", "k", "s"
+_ENDED = "InvalidTxnStatus"
 JOB = "job"
 """The transaction key of drivers that commit groups."""
 
@@ -78,6 +81,7 @@ class Checker:
             found += self._out_of_order(subscription)
         found += broken_hand_overs(self._history, STREAM, self.committed_at)
         found += self._twice()
+        found += self._acknowledged_twice()
         found += self._headers()
         found += self._keys()
         found += self._groups()
@@ -182,6 +186,17 @@ class Checker:
         for name, places in stored.items():
             if len(places) > 1:
                 yield f"twice: {name} at {sorted(places)}"
+
+    def _acknowledged_twice(self) -> Iterator[str]:
+        holders: dict[tuple[str, str, Place], Txn] = {}
+        for ack in self._history.acks:
+            # Others acknowledge cumulatively, and so what is acknowledged already, too.
+            if ack.txn is None or ack.subscription != QUEUE or not self._is_final(ack):
+                continue
+            place = ack.subscription, ack.segment, ack.position
+            first = holders.setdefault(place, ack.txn)
+            if first != ack.txn:
+                yield f"acknowledged twice: {ack.message} by {first} and by {ack.txn}"
 
     def _delivered_again(self) -> Iterator[str]:
         settled: defaultdict[tuple[str, str, Place], list[Acked]] = defaultdict(list)
@@ -298,6 +313,9 @@ class Checker:
             for action, error in record.answers:
                 if not error and state != action:
                     yield f"answer: {record.txn} was answered {action}, and its header says {state}"
+                again = error.startswith(_ENDED) and state == action and record.key is None
+                if again:
+                    yield f"answer: {record.txn} is {state}, and an END of it was answered {error}"
 
 
 def visible(deliveries: Iterable[Delivered], subscription: str) -> list[str]:

@@ -17,6 +17,10 @@ Kind = pb.BaseCommand
 ACTIONS = {pb.COMMIT: "COMMITTED", pb.ABORT: "ABORTED"}
 GONE = (ConnectionError, TimeoutError, BrokerError, OSError)
 """What a client must expect of any request."""
+ASSIGNMENT = "persistent://pulsar/system/transaction_coordinator_assign"
+"""The name by whose partitions clients before version 5 look coordinators up."""
+JAVA_V4, GO = "Pulsar-Java-v4.0.9", "Pulsar-Go"
+"""Versions of CONNECT whose transactions are those of PIP-31."""
 
 
 class SimulatedClient(RawClient):
@@ -24,6 +28,8 @@ class SimulatedClient(RawClient):
 
     history: History
     who: str
+    scalable = True
+    """Sent in the commands of transactions; False: those of PIP-31."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
@@ -44,6 +50,7 @@ class SimulatedClient(RawClient):
         client = await cls.open("broker", port, connect, timeout_s=timeout_s)
         assert isinstance(client, SimulatedClient)
         client.history, client.who = history, who
+        client.scalable = not version.startswith((JAVA_V4, GO))
         return client
 
     @property
@@ -156,8 +163,19 @@ class SimulatedClient(RawClient):
     async def connect_coordinator(self, coordinator: int = 0) -> None:
         await self.request(
             Kind.TC_CLIENT_CONNECT_REQUEST,
-            pb.CommandTcClientConnectRequest(tc_id=coordinator, scalable=True),
+            pb.CommandTcClientConnectRequest(tc_id=coordinator, scalable=self.scalable),
         )
+
+    async def find_coordinator(self, coordinator: int = 0) -> None:
+        """Look it up as clients before version 5 do, and connect to it."""
+        asked = pb.CommandPartitionedTopicMetadata(topic=ASSIGNMENT)
+        answer = await self.request(Kind.PARTITIONED_METADATA, asked)
+        count = answer.partitioned_metadata_response.partitions
+        assert coordinator < count, f"{coordinator} of {count} coordinators"
+        found = await self.lookup(f"{ASSIGNMENT}-partition-{coordinator}")
+        if found.response == pb.CommandLookupTopicResponse.Failed:
+            raise ConnectionError(f"coordinator {coordinator}: {found.message}")
+        await self.connect_coordinator(coordinator)
 
     async def begin(
         self,
@@ -166,7 +184,9 @@ class SimulatedClient(RawClient):
         key: tuple[str, int] | None = None,
         beginner: str = "",
     ) -> Txn:
-        command = pb.CommandNewTxn(txn_ttl_millis=timeout_ms, tc_id=coordinator, scalable=True)
+        command = pb.CommandNewTxn(
+            txn_ttl_millis=timeout_ms, tc_id=coordinator, scalable=self.scalable
+        )
         if key is not None:
             command.transaction_key, command.transaction_key_epoch = key
             command.transaction_key_beginner = beginner
@@ -262,7 +282,10 @@ class SimulatedClient(RawClient):
 
     async def add_partition(self, txn: Txn, segments: Sequence[str]) -> None:
         command = pb.CommandAddPartitionToTxn(
-            txnid_most_bits=txn[0], txnid_least_bits=txn[1], partitions=segments, scalable=True
+            txnid_most_bits=txn[0],
+            txnid_least_bits=txn[1],
+            partitions=segments,
+            scalable=self.scalable,
         )
         self._under(command, txn)
         await self.request(Kind.ADD_PARTITION_TO_TXN, command)
@@ -275,13 +298,16 @@ class SimulatedClient(RawClient):
                 txnid_most_bits=txn[0],
                 txnid_least_bits=txn[1],
                 subscription=[named],
-                scalable=True,
+                scalable=self.scalable,
             ),
         )
 
     async def end(self, txn: Txn, action: "pb.TxnAction") -> None:
         command = pb.CommandEndTxn(
-            txnid_most_bits=txn[0], txnid_least_bits=txn[1], txn_action=action, scalable=True
+            txnid_most_bits=txn[0],
+            txnid_least_bits=txn[1],
+            txn_action=action,
+            scalable=self.scalable,
         )
         self._under(command, txn)
         await self.request(Kind.END_TXN, command)

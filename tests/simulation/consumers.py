@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import to_wire
 from tests.simulation.actors import COMMITTER, QUEUE, SEEKER, STREAM, Actor, Layout
-from tests.simulation.client import GONE, Kind, SimulatedClient, partial_id, permits_of
+from tests.simulation.client import GONE, JAVA_V4, Kind, SimulatedClient, partial_id, permits_of
 from tests.simulation.history import Delivered, Place, Transaction, Txn
 from tests.simulation.loop import Host
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer, Session
@@ -272,6 +272,13 @@ class Committer(Receiver):
     _epoch = 0
     _left: Transaction | None = None
     """Begun, and its end not asked for when the connection was lost."""
+
+    def __init__(
+        self, world: "World", name: str, host: Host, rng: random.Random, topic: str
+    ) -> None:
+        super().__init__(world, name, host, rng, topic)
+        if world.plan.v4_transactors:
+            self.client_version = rng.choice(("", JAVA_V4))
 
     async def receive(self, client: SimulatedClient, going_on: Callable[[], bool]) -> None:
         await client.connect_coordinator()

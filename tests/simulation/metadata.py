@@ -333,6 +333,11 @@ class MetadataHandle(MetadataStore):
         self._watches.append(watch)
         return watch
 
+    def expire_sessions(self) -> None:
+        """End all sessions of the process, for no reason."""
+        for session in self._sessions:
+            session.expire_later(0)
+
     async def open_session(self, *, timeout_ms: int, identity: str) -> Session:
         inner = await self.ask(
             "session", "", lambda s: s.open_session(timeout_ms=timeout_ms, identity=identity)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from broker.scalable import assignment, group, group_controller
 from broker.scalable.scale_decision import _Rules
+from broker.topics import publishing
 from broker.topics.carried_ids import CarriedId
 from broker.topics.deduplication import Deduplication, ProducerSequence
 from broker.topics.dispatch.entry_bucket_dispatcher import EntryBucketDispatcher
@@ -31,16 +32,18 @@ from storage.metadata.store import Version
 from tests.simulation import ack_mutants as acks
 from tests.simulation import bucket_mutants as buckets
 from tests.simulation import sequence_mutants as ids
+from tests.simulation import v4_mutants as v4
 from tests.simulation import write_mutants as writes
 from tests.simulation.ack_mutants import with_acks
 from tests.simulation.injection import Parts
 from tests.simulation.write_mutants import with_buffer, with_core
 from tests.unit.txn import group_mutants, key_mutants
-from txn import decisions, records, store
+from txn import coordinator, decisions, records, store
 from txn.coordinator import Coordinator
 from txn.coordinators import Coordinators
 from txn.errors import TransactionNotFound
 from txn.header import end_header
+from txn.held_messages import HeldMessages
 from txn.numbers import NumberBlocks
 from txn.records import Header, KeyEpoch, TxnState, decode_sequence, sequence_key
 from txn.store import TransactionStore
@@ -272,5 +275,30 @@ MUTANTS = (
     Mutant("B8-deal", {(assignment, "_counts"): buckets.deals_one_each}, EVERYBODY, "buckets", 8),
     Mutant(
         "B8-policy", {(_Rules, "by_buckets"): buckets.lacks_no_buckets}, "consumers_lack_buckets"
+    ),
+    Mutant("L1", {(Transactions, "_require_participant"): v4.takes_every_topic}, "v4_participants"),
+    Mutant(
+        "L2",
+        {(publishing, "_naming_transaction"): v4.names_nothing},
+        "v4_message_names_no_transaction",
+        "v4",
+        4,
+    ),
+    Mutant(
+        "L3",
+        {(Transactions, "carry_out_end"): v4.waits_for_nobody},
+        "v4_end_is_carried_out",
+        "v4",
+        2,
+    ),
+    Mutant("L4", {(coordinator, "decide_end"): v4.ends_once}, "v4_end_is_carried_out", "v4"),
+    Mutant(
+        "L5", {(HeldMessages, "require_individual"): v4.sees_no_conflict}, "v4_conflict", "v4", 22
+    ),
+    Mutant("L6", with_core(writes.NoHeaderRead), "v4_late_requests", "v4", 2),
+    Mutant(
+        "L7",
+        {(Transactions, "require_served_to_v4"): v4.serves_every_coordinator},
+        "v4_coordinator_has_no_leader",
     ),
 )

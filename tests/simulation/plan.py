@@ -29,6 +29,8 @@ class Plan:
     queue_consumers: int = 2
     stream_consumers: int = 1
     transactors: int = 0
+    v4_transactors: int = 0
+    """Those of a version before 5, on plain topics only."""
     key_workers: int = 0
     """Clients that share a transaction key, and fence each other."""
     group_drivers: int = 0
@@ -398,6 +400,29 @@ def _buckets(plan: Plan, rng: random.Random) -> None:
         plan.reshape_every_s = rng.uniform(0.7, 2)
 
 
+def _v4(plan: Plan, rng: random.Random) -> None:
+    """Transactions of clients before version 5, and later ones, on the same plain topics."""
+    plan.topics, plan.plain_topics = 1, rng.choice((1, 2))
+    plan.v4_transactors, plan.transactors = rng.choice((2, 3)), rng.choice((0, 1, 2))
+    plan.seconds = rng.uniform(6, 12)
+    plan.batches = rng.choice((0.0, 0.5))
+    plan.negative = rng.choice((0.0, 0.8))
+    plan.key_shared, plan.late_queues = rng.random() < 0.3, rng.random() < 0.6
+    plan.other_connection = rng.choice((0.0, 0.5))
+    plan.committers = rng.choice((0, 1, 2))
+    plan.hasty, plan.resumed = rng.choice((0.0, 0.5)), rng.choice((0.0, 0.5))
+    plan.reshape_every_s = 0.0
+    plan.crash_every_s = rng.choice((0.0, rng.uniform(1.5, 6)))
+    plan.crash_at = rng.choice(("", "put /w:", "put /a:", "put /txn/id/", "delete /w:"))
+    plan.crash_at_share = rng.uniform(0.02, 0.2) if plan.crash_at else 0.0
+    plan.replace_every_s = rng.choice((0.0, 0.0, rng.uniform(2, 6)))
+    plan.pause_every_s = rng.choice((0.0, 3.0))
+    plan.pause_s = rng.choice((0.1, 0.3))
+    plan.retention_s = plan.collect_every_s = rng.choice((1, 20))
+    if rng.random() < 0.5:
+        plan.metadata.refused = plan.metadata.lost_answer = plan.metadata.session_expiry = 0.0
+
+
 Profile = Callable[[Plan, random.Random], None]
 PROFILES: dict[str, Profile] = {
     "general": _general,
@@ -418,9 +443,14 @@ PROFILES: dict[str, Profile] = {
     "sequences": _sequences,
     "scaling": _scaling,
 }
-BY_NAME: dict[str, Profile] = {**PROFILES, "migrations": _migrations, "buckets": _buckets}
+BY_NAME: dict[str, Profile] = {
+    **PROFILES,
+    "migrations": _migrations,
+    "buckets": _buckets,
+    "v4": _v4,
+}
 """With those that have seeds of their own, so that they change no run of the others."""
-MIGRATIONS_SHARE = BUCKETS_SHARE = 0.08
+MIGRATIONS_SHARE = BUCKETS_SHARE = V4_SHARE = 0.08
 
 
 def plan_of(seed: int, *, transactions: bool, profile: str | None = None) -> Plan:
@@ -445,6 +475,8 @@ def _profile_by_luck(seed: int, *, transactions: bool) -> str:
         return "migrations"
     if random.Random(f"buckets {seed}").random() < BUCKETS_SHARE:
         return "buckets"
+    if transactions and random.Random(f"v4 {seed}").random() < V4_SHARE:
+        return "v4"
     rng = random.Random(f"profile {seed}")
     if not transactions:
         return "general"

@@ -5,13 +5,18 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
 
     topic [segments=N] [auto=1] make topic `t` with subscriptions `q` (queue) and `s` (stream);
                                 with auto the policy may change its layout
+    topic plain=1               make an ordinary topic with these subscriptions instead
     client NAME ...             connect clients
+    v4 NAME ...                 connect clients of a version before 5
     later NAME ...              connect clients that can share segments
     begin C T [timeout=MS]      a transaction, called T from then on; under C's epoch, if it has one
     open C                      the transaction key `task`: its epoch, and its last transaction
-    join C T [seg=N]            ADD_PARTITION_TO_TXN
-    send C NAME [seg=N] [txn=T] [bucket=N]  one message, of that one of four entry buckets;
-                                "receipt", or the error
+    connect C                   TC_CLIENT_CONNECT_REQUEST
+    find C                      the same, after a LOOKUP of the coordinator
+    join C T [seg=N] [topic=NAME]  ADD_PARTITION_TO_TXN
+    send C NAME [seg=N] [txn=T] [bucket=N] [bare=1]  one message, of that one of four entry
+                                buckets; "receipt", or the error; `bare`: only the SEND names the
+                                transaction, not the message
     batch C NAME:BUCKET ...     one batch of messages of several entry buckets, without their hashes
     consume C q|s               attach to all segments, where that is possible
     follow C                    as an ordered consumer of `s` attach to the segments that it is
@@ -35,6 +40,7 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     brokers many                (first) brokers that may have others beside them
     stale                       a new broker takes the disk; the old one goes on, and can write to
                                 the metadata only; its clients stay with it
+    expire                      the sessions of this broker with the metadata service are lost
     hold KIND PART              requests of this broker of KIND (put, get, delete, scan) whose key
                                 has PART wait, until they are released; so do events (watch)
     release [PART]              those with that PART in their key, or all, arrive now
@@ -60,7 +66,7 @@ from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, STREAM, Layout, Sender, segment_topic
 from tests.simulation.bucket_producers import UnstampedProducer
-from tests.simulation.client import GONE, SimulatedClient, payload_for
+from tests.simulation.client import GONE, JAVA_V4, SimulatedClient, payload_for
 from tests.simulation.history import KeyOpened, Message, Transaction, Txn
 from tests.simulation.injection import ASSERTING, Parts
 from tests.simulation.key_worker import COORDINATOR, KEY
@@ -72,7 +78,6 @@ from tests.support.raw_client import BrokerError, Delivery, RawConsumer, Session
 T = TypeVar("T")
 
 STORIES = Path(__file__).parent / "scenarios"
-TOPIC = "topic://public/default/t0"
 ANSWER_S = 60.0
 PATIENCE_S = 3600.0
 CHECKER = "(the checker)"
@@ -132,9 +137,13 @@ class Story(World):
 
     def __init__(self, blocks: list[Block], parts: Parts, seed: int, *, shared: bool) -> None:
         programs = sum(block.directive.startswith("program ") for block in blocks)
+        plain = int(any("plain=1" in block.directive.split() for block in blocks))
         auto = any("auto=1" in block.directive.split() for block in blocks)
-        plan = Plan(topics=1, restarted_programs=programs, auto_scale=auto)
+        plan = Plan(
+            topics=1 - plain, plain_topics=plain, restarted_programs=programs, auto_scale=auto
+        )
         super().__init__(seed, plan, parts, shared=shared)
+        (self.topic,) = self.topics + self.plain_topics
         self.blocks = blocks
         self.found: list[str] = []
         self.clients: dict[str, SimulatedClient] = {}
@@ -182,23 +191,37 @@ class Story(World):
 
     # Directives
 
-    async def _topic(self, segments: str = "1", auto: str = "") -> str:
+    async def _topic(self, segments: str = "1", auto: str = "", plain: str = "") -> str:
+        if plain:
+            await self._plain(self.topic, [QUEUE, STREAM])
+            return ""
         scalable, host = self.running.broker.scalable, self.running.host
-        name = parse_topic_name(TOPIC)
+        name = parse_topic_name(self.topic)
         await self.loop.spawn(host, scalable.create(name, segments=int(segments), properties={}))
         await self._subscriptions(name)
         return ""
 
     async def _client(self, *names: str) -> str:
-        return await self._connect(names, "")
+        return await self._connect_all(names, "")
 
     async def _later(self, *names: str) -> str:
         self._later_clients.update(names)
-        return await self._connect(names, LATER_CLIENT)
+        return await self._connect_all(names, LATER_CLIENT)
 
-    async def _connect(self, names: Iterable[str], version: str) -> str:
+    async def _v4(self, *names: str) -> str:
+        return await self._connect_all(names, JAVA_V4)
+
+    async def _connect(self, client: str) -> str:
+        await self._on(client, self.clients[client].connect_coordinator())
+        return "connected"
+
+    async def _find(self, client: str) -> str:
+        await self._on(client, self.clients[client].find_coordinator())
+        return "connected"
+
+    async def _connect_all(self, names: Iterable[str], version: str) -> str:
         for name in names:
-            sender = _StorySender(self, name, self.loop.new_host(name), self.rng, [TOPIC])
+            sender = _StorySender(self, name, self.loop.new_host(name), self.rng, [self.topic])
             work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S, version)
             self._given.pop(name, None)
             self.consumers.pop(name, None)
@@ -235,17 +258,24 @@ class Story(World):
         told = {True: "committed", False: "aborted", None: "unknown"}[ended]
         return f"epoch {answer.epoch}, {called} {told}"
 
-    async def _join(self, client: str, called: str, seg: str = "0") -> str:
-        segment = await self._segment(client, int(seg))
+    async def _join(self, client: str, called: str, seg: str = "0", topic: str = "") -> str:
+        segment = topic or await self._segment(client, int(seg))
         await self._on(client, self.clients[client].add_partition(self.txns[called], [segment]))
         return "joined"
 
     async def _send(
-        self, client: str, name: str, seg: str = "0", txn: str = "", bucket: str = ""
+        self,
+        client: str,
+        name: str,
+        seg: str = "0",
+        txn: str = "",
+        bucket: str = "",
+        bare: str = "",
     ) -> str:
+        self.senders[client].names_transactions = not bare
         key = f"{_BUCKET}{bucket}" if bucket else "k"
         known = self.txns[txn] if txn else None
-        message = Message(name, TOPIC, key, client, self._next_number(client), True, known)
+        message = Message(name, self.topic, key, client, self._next_number(client), True, known)
         return await self._on(client, self._send_all(client, [message], int(seg)))
 
     async def _batch(self, client: str, *names: str, seg: str = "0") -> str:
@@ -253,7 +283,7 @@ class Story(World):
         for each in names:
             name, _, bucket = each.partition(":")
             key, number = f"{_BUCKET}{bucket}", self._next_number(client)
-            messages.append(Message(name, TOPIC, key, client, number, True))
+            messages.append(Message(name, self.topic, key, client, number, True))
         return await self._on(client, self._send_all(client, messages, int(seg)))
 
     def _next_number(self, client: str) -> int:
@@ -267,7 +297,7 @@ class Story(World):
         return refusal.partition(":")[0] if refusal else "receipt"
 
     async def _program(self, client: str, name: str) -> str:
-        program = Program(self, name, self.loop.new_host(client), self.rng, [TOPIC])
+        program = Program(self, name, self.loop.new_host(client), self.rng, [self.topic])
         work = SimulatedClient.of(
             self.history, client, self.port, PATIENCE_S, version=program.client_version
         )
@@ -288,7 +318,7 @@ class Story(World):
         producer = await program.attach(raw, await self._segment(client, seg))
         message = self.history.messages.get(name)
         if message is None:
-            message = Message(name, TOPIC, key, program.name, number, True, once=True)
+            message = Message(name, self.topic, key, program.name, number, True, once=True)
         frame = producer.frame(
             payload_for(name, 0), metadata=pb.MessageMetadata(partition_key=key), sequence_id=number
         )
@@ -313,8 +343,7 @@ class Story(World):
             kind = pb.CommandSubscribe.Shared
         raw = self.clients[client]
         attached = self.consumers.setdefault(client, [])
-        for number in range(len((await self._layout(client)).dag.segments)):
-            segment = await self._segment(client, number)
+        for number, segment in enumerate((await self._layout(client)).all()):
             work = raw.attach(segment, subscription, kind, f"{client}-seg-{number}", 100)
             attached.append(await self._on(client, work))
         return ""
@@ -349,7 +378,7 @@ class Story(World):
 
     async def _newest_assignment(self, client: str) -> pb.ScalableConsumerAssignment:
         if client not in self._given:
-            work = self.clients[client].subscribe_scalable(TOPIC, STREAM, client)
+            work = self.clients[client].subscribe_scalable(self.topic, STREAM, client)
             self._given[client] = await self._on(client, work)
         session, given = self._given[client]
         while not session.updates.empty():
@@ -465,18 +494,18 @@ class Story(World):
         return ""
 
     async def _split(self, number: str) -> str:
-        work = self.running.broker.scalable.split(parse_topic_name(TOPIC), int(number))
+        work = self.running.broker.scalable.split(parse_topic_name(self.topic), int(number))
         await self.loop.spawn(self.running.host, work)
         return ""
 
     async def _merge(self, first: str, second: str) -> str:
-        name = parse_topic_name(TOPIC)
+        name = parse_topic_name(self.topic)
         work = self.running.broker.scalable.merge(name, (int(first), int(second)))
         await self.loop.spawn(self.running.host, work)
         return ""
 
     async def _rebucket(self, number: str, count: str) -> str:
-        name = parse_topic_name(TOPIC)
+        name = parse_topic_name(self.topic)
         work = self.running.broker.scalable.rebucket(name, int(number), int(count))
         await self.loop.spawn(self.running.host, work)
         return ""
@@ -497,6 +526,10 @@ class Story(World):
     async def _restart(self) -> str:
         self.start_broker()
         await self._until_up()
+        return ""
+
+    async def _expire(self) -> str:
+        self.running.metadata.expire_sessions()
         return ""
 
     async def _hold(self, kind: str, part: str) -> str:
@@ -535,15 +568,17 @@ class Story(World):
         return await self.loop.spawn(self.senders[client].host, work)
 
     async def _layout(self, client: str) -> Layout:
-        layout = self.senders[client].layouts[TOPIC]
+        layout = self.senders[client].layouts[self.topic]
         layout.refresh()
         return layout
 
     async def _segment(self, client: str, number: int) -> str:
         layout = await self._layout(client)
+        if layout.session is None:
+            return self.topic
         for segment in layout.dag.segments:
             if segment.segment_id == number:
-                return segment_topic(TOPIC, segment)
+                return segment_topic(self.topic, segment)
         raise ConnectionError(f"no segment {number}")
 
     def _named(self, part: str) -> str:

@@ -46,6 +46,9 @@ class Work:
 class Transactor(Sender):
     """See the module's docstring."""
 
+    adds = 0.9
+    """Of topics, how many are added to a transaction before the first SEND."""
+
     def __init__(
         self, world: "World", name: str, host: Host, rng: random.Random, topics: list[str]
     ) -> None:
@@ -57,7 +60,7 @@ class Transactor(Sender):
 
     async def session(self, client: SimulatedClient) -> None:
         await self.open(client)
-        await client.connect_coordinator(self.coordinator)
+        await self.connect(client)
         self.consumers = {}
         left, self._open = self._open, {}
         resumed = []
@@ -76,6 +79,10 @@ class Transactor(Sender):
         finally:
             for lane in lanes:
                 lane.cancel()
+
+    async def connect(self, client: SimulatedClient) -> None:
+        """To its coordinator."""
+        await client.connect_coordinator(self.coordinator)
 
     async def _lane(self, client: SimulatedClient) -> None:
         """One transaction after the other."""
@@ -182,7 +189,7 @@ class Transactor(Sender):
         layout = self.layouts[messages[0].topic]
         layout.refresh()
         segment = layout.route(messages[0].key)
-        if segment not in partitions and self.rng.random() < 0.9:
+        if segment not in partitions and self.rng.random() < self.adds:
             await client.add_partition(txn, [segment])
             partitions[segment] = None
         outcome = self.begin_send(await self.producer_on(client, segment), *messages)
@@ -233,12 +240,20 @@ class Transactor(Sender):
         self, client: SimulatedClient, record: Transaction, action: "pb.TxnAction"
     ) -> None:
         if self.rng.random() >= self.world.plan.other_connection:
-            await client.end_recorded(record, action)
+            await self.end_at(client, record, action)
             return
         # On a connection of its own it may overtake what was sent before it.
-        other = await SimulatedClient.of(self.world.history, self.name, self.world.port)
+        other = await SimulatedClient.of(
+            self.world.history, self.name, self.world.port, version=self.client_version
+        )
         try:
-            await other.connect_coordinator(self.coordinator)
-            await other.end_recorded(record, action)
+            await self.connect(other)
+            await self.end_at(other, record, action)
         finally:
             other.drop()
+
+    async def end_at(
+        self, client: SimulatedClient, record: Transaction, action: "pb.TxnAction"
+    ) -> None:
+        """END_TXN on this connection."""
+        await client.end_recorded(record, action)

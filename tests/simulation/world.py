@@ -64,6 +64,7 @@ from tests.simulation.plan import Plan, plan_of
 from tests.simulation.programs import CountingProgram, RestartedProgram
 from tests.simulation.sharing_consumers import SharingConsumer, TransientConsumer
 from tests.simulation.transactor import COORDINATORS, Transactor
+from tests.simulation.v4_transactor import V4Transactor
 from tests.simulation.work_probe import WorkProbe
 from txn import records
 
@@ -369,6 +370,7 @@ class World:
                 f"p{number}",
             )
         self._add_many("x", plan.transactors, Transactor, topics)
+        self._add_many("v", plan.v4_transactors, V4Transactor, topics[len(self.topics) :])
         self._add_many("w", plan.key_workers, KeyWorker, topics)
         self._add_many("g", plan.group_drivers, GroupDriver, topics)
         self._add_many("r", plan.readers, Rereader, self.topics)

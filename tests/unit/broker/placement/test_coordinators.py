@@ -88,12 +88,17 @@ async def test_after_a_crash_others_lead_and_watchers_hear_of_it(cluster: Cluste
     assert number > txn[1], "a number is never given twice"
 
 
-async def test_only_the_leader_is_connected_to(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("scalable", "code"), [(True, pb.TransactionCoordinatorNotFound), (False, pb.ServiceNotReady)]
+)
+async def test_only_the_leader_is_connected_to(
+    cluster: Cluster, scalable: bool, code: "pb.ServerError"
+) -> None:
     first, second = await cluster.add(), await cluster.add()
     await shared_by(first, second)
     refused = []
     for node in (first, second):
-        client = TransactionClient(await node.client())
+        client = TransactionClient(await node.client(), scalable=scalable)
         for number in range(COORDINATORS):
             try:
                 await client.attach(number)
@@ -103,7 +108,7 @@ async def test_only_the_leader_is_connected_to(cluster: Cluster) -> None:
         *((first.id, number) for number in led(second)),
         *((second.id, number) for number in led(first)),
     }
-    assert {code for *_, code in refused} == {pb.TransactionCoordinatorNotFound}
+    assert {each for *_, each in refused} == {code}
 
 
 async def test_a_drained_broker_leads_nothing_and_its_transactions_go_on(cluster: Cluster) -> None:

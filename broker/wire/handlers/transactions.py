@@ -26,7 +26,9 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandAddSubscriptionToTxn,
     CommandAddSubscriptionToTxnResponse,
     CommandEndTxn,
+    CommandEndTxnOnPartition,
     CommandEndTxnOnPartitionResponse,
+    CommandEndTxnOnSubscription,
     CommandEndTxnOnSubscriptionResponse,
     CommandEndTxnResponse,
     CommandNewTxn,
@@ -340,43 +342,27 @@ async def end(connection: Connection, command: BaseCommand, entry: bytes | None)
     connection.send(BaseCommand(type=BaseCommand.END_TXN_RESPONSE, end_txn_response=response))
 
 
-def refuse_end_on_partition(
+def refuse_end_of_brokers(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """END_TXN_ON_PARTITION: refused, since brokers do not use it here."""
-    request = command.end_txn_on_partition
-    response = CommandEndTxnOnPartitionResponse(
-        request_id=request.request_id,
-        txnid_most_bits=request.txnid_most_bits,
-        txnid_least_bits=request.txnid_least_bits,
-        error=_NOT_ALLOWED,
-        message=_BETWEEN_BROKERS,
-    )
-    connection.send(
-        BaseCommand(
-            type=BaseCommand.END_TXN_ON_PARTITION_RESPONSE, end_txn_on_partition_response=response
-        )
-    )
+    """END_TXN_ON_PARTITION, END_TXN_ON_SUBSCRIPTION: refused to everybody, superusers too.
 
-
-def refuse_end_on_subscription(
-    connection: Connection, command: BaseCommand, entry: bytes | None
-) -> None:
-    """END_TXN_ON_SUBSCRIPTION: refused, since brokers do not use it here."""
-    request = command.end_txn_on_subscription
-    response = CommandEndTxnOnSubscriptionResponse(
-        request_id=request.request_id,
-        txnid_most_bits=request.txnid_most_bits,
-        txnid_least_bits=request.txnid_least_bits,
-        error=_NOT_ALLOWED,
-        message=_BETWEEN_BROKERS,
-    )
-    connection.send(
-        BaseCommand(
-            type=BaseCommand.END_TXN_ON_SUBSCRIPTION_RESPONSE,
-            end_txn_on_subscription_response=response,
-        )
-    )
+    Brokers of Apache Pulsar send them to each other; here brokers follow the headers.
+    """
+    answer = BaseCommand()
+    request: CommandEndTxnOnPartition | CommandEndTxnOnSubscription
+    response: CommandEndTxnOnPartitionResponse | CommandEndTxnOnSubscriptionResponse
+    if command.type == BaseCommand.END_TXN_ON_PARTITION:
+        answer.type = BaseCommand.END_TXN_ON_PARTITION_RESPONSE
+        request, response = command.end_txn_on_partition, answer.end_txn_on_partition_response
+    else:
+        answer.type = BaseCommand.END_TXN_ON_SUBSCRIPTION_RESPONSE
+        request, response = command.end_txn_on_subscription, answer.end_txn_on_subscription_response
+    response.request_id = request.request_id
+    response.txnid_most_bits = request.txnid_most_bits
+    response.txnid_least_bits = request.txnid_least_bits
+    response.error, response.message = _NOT_ALLOWED, _BETWEEN_BROKERS
+    connection.send(answer)
 
 
 HANDLERS: Mapping[int, Handler] = {
@@ -384,8 +370,8 @@ HANDLERS: Mapping[int, Handler] = {
     BaseCommand.ADD_PARTITION_TO_TXN: add_partitions,
     BaseCommand.ADD_SUBSCRIPTION_TO_TXN: add_subscriptions,
     BaseCommand.END_TXN: end,
-    BaseCommand.END_TXN_ON_PARTITION: refuse_end_on_partition,
-    BaseCommand.END_TXN_ON_SUBSCRIPTION: refuse_end_on_subscription,
+    BaseCommand.END_TXN_ON_PARTITION: refuse_end_of_brokers,
+    BaseCommand.END_TXN_ON_SUBSCRIPTION: refuse_end_of_brokers,
     BaseCommand.TC_CLIENT_CONNECT_REQUEST: connect,
     BaseCommand.WATCH_TC_ASSIGNMENTS: watch,
     BaseCommand.WATCH_TC_ASSIGNMENTS_CLOSE: close_watch,

@@ -169,7 +169,7 @@ async def rebucket(request: web.Request) -> web.Response:
     """POST `?bucketCount=N`: give one ACTIVE segment another number of entry buckets."""
     await request.app[BROKER].scalable.rebucket(
         await topic_at_leader(request),
-        SegmentId(number(request, "segment")),
+        [SegmentId(number(request, "segment"))],
         number(request, "bucketCount"),
     )
     return no_content()

@@ -396,10 +396,8 @@ class AutoScaler:
         scaling.decided, scaling.decided_ms = decision, self._broker.clock.now_ms()
         await self._leads.take_to_change(live.name)
         cause = f"{decision.rule.value}: {decision.why}"
-        epoch = situation.layout.epoch
-        for change in _changes(decision, self._max_buckets):
-            await self._reshaper.reshape(live.name, _at_epoch(change, epoch), cause=cause)
-            epoch += 1
+        change = _at_epoch(_change_of(decision, self._max_buckets), situation.layout.epoch)
+        await self._reshaper.reshape(live.name, change, cause=cause)
         self.decisions[decision.action.value, decision.rule.value] += 1
         if decision.action is Action.SPLIT:
             self._consider_later(scaling, situation.policy.split_cooldown_s + SPLIT_RETRY_S)
@@ -527,18 +525,14 @@ def _loads_json(situation: Situation) -> dict[str, object]:
     return found
 
 
-def _changes(decision: Decision, max_buckets: int) -> list[Change]:
-    """The changes of the layout that a decision asks for, one after the other."""
+def _change_of(decision: Decision, max_buckets: int) -> Change:
+    """The change of the layout that a decision asks for."""
     ids = decision.segment_ids
     if decision.action is Action.SPLIT:
-        return [lambda now, ms: layout.split(now, ids[0], now_ms=ms, parts=decision.parts)]
+        return lambda now, ms: layout.split(now, ids[0], now_ms=ms, parts=decision.parts)
     if decision.action is Action.MERGE:
-        return [lambda now, ms: layout.merge(now, ids, now_ms=ms, max_buckets=max_buckets)]
-    return [_rebucket(each, decision.bucket_count) for each in ids]
-
-
-def _rebucket(segment_id: int, bucket_count: int) -> Change:
-    return lambda now, ms: layout.rebucket(now, segment_id, bucket_count, now_ms=ms)
+        return lambda now, ms: layout.merge(now, ids, now_ms=ms, max_buckets=max_buckets)
+    return lambda now, ms: layout.rebucket(now, ids, decision.bucket_count, now_ms=ms)
 
 
 def _at_epoch(change: Change, epoch: int) -> Change:

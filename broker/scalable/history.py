@@ -146,10 +146,9 @@ def _derived(layout: Layout, epoch: int, now_ms: int) -> HistoryEntry:
 def _derived_kind(layout: Layout, ended: Sequence[int], made: Sequence[Segment]) -> ChangeKind:
     if any(layout.segments[each].legacy_topic_name is not None for each in ended):
         return ChangeKind.MIGRATE
-    if len(made) > 1:
-        return ChangeKind.SPLIT
     # Parents may have been pruned since, so only a range that is the same shows a rebucket.
-    (child,) = made
+    spans = {(child.hash_start, child.hash_end) for child in made}
     parents = [layout.segments[each] for each in ended]
-    same = any((p.hash_start, p.hash_end) == (child.hash_start, child.hash_end) for p in parents)
-    return ChangeKind.REBUCKET if same else ChangeKind.MERGE
+    if any((parent.hash_start, parent.hash_end) in spans for parent in parents):
+        return ChangeKind.REBUCKET
+    return ChangeKind.SPLIT if len(made) > 1 else ChangeKind.MERGE

@@ -66,16 +66,20 @@ def _changes_that_made(
     layout: Layout, children: list[Segment], *, parents_kept: bool
 ) -> LastChanges:
     """The change, or the possible changes, that made all segments of one epoch."""
-    first, time_ms = children[0], children[0].created_at_ms
-    if len(children) > 1:
-        return LastChanges(split_ms=time_ms)
-    if len(first.parent_ids) > 1:
-        return LastChanges(merge_ms=time_ms)
-    if not first.parent_ids:
-        return LastChanges() if parents_kept else LastChanges(time_ms, time_ms, time_ms)
-    parent = layout.segments[first.parent_ids[0]]
-    if (parent.hash_start, parent.hash_end) == (first.hash_start, first.hash_end):
+    time_ms = children[0].created_at_ms
+    # A rebucket of several segments whose parents were pruned one by one still has some of them.
+    child = next((each for each in children if each.parent_ids), None)
+    if child is None and parents_kept:
+        return LastChanges()
+    if child is None:
+        # Brokers that did not keep the times made one segment by a rebucket.
+        several = len(children) > 1
+        return LastChanges(time_ms) if several else LastChanges(time_ms, time_ms, time_ms)
+    parent = layout.segments[child.parent_ids[0]]
+    if (parent.hash_start, parent.hash_end) == (child.hash_start, child.hash_end):
         return LastChanges(rebucket_ms=time_ms)
+    if len(children) == 1 and len(child.parent_ids) > 1:
+        return LastChanges(merge_ms=time_ms)
     return LastChanges(split_ms=time_ms)
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from http import HTTPStatus
 from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from config.bounds import MAX_ENTRY_BUCKETS, MAX_INITIAL_SEGMENTS, MAX_MIGRATED_PARTITIONS
 from magnetar.protocol.key_hash import KEY_SPACE
@@ -199,9 +199,10 @@ class Reshape:
         """The kind of the change."""
         if any(parent.legacy_topic_name is not None for parent in self.parents):
             return ReshapeKind.MIGRATE
-        if len(self.parents) > 1:
+        if any(len(child.parent_ids) > 1 for child in self.children):
             return ReshapeKind.MERGE
-        return ReshapeKind.SPLIT if len(self.children) > 1 else ReshapeKind.REBUCKET
+        split = any(len(parent.child_ids) > 1 for parent in self.parents)
+        return ReshapeKind.SPLIT if split else ReshapeKind.REBUCKET
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
@@ -274,8 +275,9 @@ def migrated(legacy_topics: Sequence[str], *, now_ms: int, bucket_budget: int = 
     )
     # Before it there was no layout: the ranges of these do not cover each hash once.
     before = Layout(0, count, {parent.segment_id: parent for parent in parents})
-    buckets = [_buckets_of_each(count, bucket_budget)] * count
-    return _reshape(before, parents, tuple(even_ranges(count)), buckets, now_ms)
+    buckets = _buckets_of_each(count, bucket_budget)
+    children = [_Child(parents, span, buckets) for span in even_ranges(count)]
+    return _reshape(before, children, now_ms)
 
 
 def _buckets_of_each(segments: int, budget: int) -> int:
@@ -303,8 +305,12 @@ def split(layout: Layout, segment_id: int, *, now_ms: int, parts: int = 2) -> Re
         )
     starts = [parent.hash_start + -(-width * number // parts) for number in range(parts)]
     ends = [start - 1 for start in starts[1:]] + [parent.hash_end]
-    ranges = tuple(zip(starts, ends, strict=True))
-    return _reshape(layout, (parent,), ranges, _shared_out(parent.entry_buckets, parts), now_ms)
+    buckets = _shared_out(parent.entry_buckets, parts)
+    children = [
+        _Child((parent,), (start, end), count)
+        for start, end, count in zip(starts, ends, buckets, strict=True)
+    ]
+    return _reshape(layout, children, now_ms)
 
 
 def _shared_out(buckets: int, parts: int) -> list[int]:
@@ -337,22 +343,27 @@ def merge(
         )
     buckets = min(sum(parent.entry_buckets for parent in parents), max_buckets)
     span = (parents[0].hash_start, parents[-1].hash_end)
-    return _reshape(layout, parents, (span,), [buckets], now_ms)
+    return _reshape(layout, [_Child(parents, span, buckets)], now_ms)
 
 
-def rebucket(layout: Layout, segment_id: int, bucket_count: int, *, now_ms: int) -> Reshape:
-    """Replace an ACTIVE segment by one of the same range with `bucket_count` entry buckets.
+def rebucket(
+    layout: Layout, segment_ids: Collection[int], bucket_count: int, *, now_ms: int
+) -> Reshape:
+    """Replace ACTIVE segments, each by one of the same range with `bucket_count` entry buckets.
 
     Raises `UnknownSegment`, `SegmentNotActive`, `IllegalBucketCount`.
     """
-    parent = _active(layout, segment_id)
-    if bucket_count == parent.entry_buckets:
+    parents = sorted((_active(layout, each) for each in segment_ids), key=_range_key)
+    same = [parent.segment_id for parent in parents if parent.entry_buckets == bucket_count]
+    if same:
         raise IllegalBucketCount(
-            f"Segment {segment_id} has {bucket_count} entry buckets already: ask for another "
+            f"Segment {_listed(same)} has {bucket_count} entry buckets already: ask for another "
             "number."
         )
-    span = (parent.hash_start, parent.hash_end)
-    return _reshape(layout, (parent,), (span,), [bucket_count], now_ms)
+    children = [
+        _Child((parent,), (parent.hash_start, parent.hash_end), bucket_count) for parent in parents
+    ]
+    return _reshape(layout, children, now_ms)
 
 
 def prune(layout: Layout, segment_ids: Collection[int]) -> Layout:
@@ -437,37 +448,43 @@ def _active(layout: Layout, segment_id: int) -> Segment:
     return segment
 
 
-def _reshape(
-    layout: Layout,
-    parents: tuple[Segment, ...],
-    ranges: tuple[tuple[int, int], ...],
-    buckets: Sequence[int],
-    now_ms: int,
-) -> Reshape:
-    """The layout after `parents` became one child for each range, with so many entry buckets."""
+class _Child(NamedTuple):
+    """A segment to be made: its parents, its range and the number of its entry buckets."""
+
+    parents: tuple[Segment, ...]
+    span: tuple[int, int]
+    buckets: int
+
+
+def _reshape(layout: Layout, made: Sequence[_Child], now_ms: int) -> Reshape:
+    """The layout after these children took the place of their parents."""
     epoch = layout.epoch + 1
-    parent_ids = tuple(sorted(parent.segment_id for parent in parents))
     children = tuple(
         Segment(
             segment_id=layout.next_segment_id + number,
-            hash_start=start,
-            hash_end=end,
+            hash_start=child.span[0],
+            hash_end=child.span[1],
             created_at_epoch=epoch,
             created_at_ms=now_ms,
-            parent_ids=parent_ids,
-            entry_bucket_splits=even_bucket_splits(count),
+            parent_ids=tuple(sorted(parent.segment_id for parent in child.parents)),
+            entry_bucket_splits=even_bucket_splits(child.buckets),
         )
-        for number, ((start, end), count) in enumerate(zip(ranges, buckets, strict=True))
+        for number, child in enumerate(made)
     )
+    child_ids: dict[int, list[int]] = {}
+    for segment in children:
+        for parent_id in segment.parent_ids:
+            child_ids.setdefault(parent_id, []).append(segment.segment_id)
+    parents = {parent.segment_id: parent for child in made for parent in child.parents}
     sealed = tuple(
         replace(
             parent,
             state=SegmentState.SEALED,
-            child_ids=tuple(child.segment_id for child in children),
+            child_ids=tuple(child_ids[parent.segment_id]),
             sealed_at_epoch=epoch,
             sealed_at_ms=now_ms,
         )
-        for parent in parents
+        for parent in parents.values()
     )
     segments = {**layout.segments, **{s.segment_id: s for s in (*sealed, *children)}}
     after = _layout(epoch, layout.next_segment_id + len(children), segments.values())

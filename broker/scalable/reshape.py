@@ -10,7 +10,7 @@ SEALED      every subscription made on the parents meanwhile is carried over, an
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 
 import structlog
@@ -28,7 +28,7 @@ from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import not_led
 from broker.scalable.topic_store import ConcurrentChange, StoredTopic, TopicStore
 from config.bounds import MAX_SEGMENTS, RESHAPE_RETRY_PAUSE_S, RESHAPE_TRIES, SEAL_WAIT_S
-from magnetar.protocol.names import TopicName
+from magnetar.protocol.names import SegmentName, TopicName
 from magnetar.protocol.server_error import InternalError, MagnetarError
 from storage.clock import Clock
 from storage.metadata.store import MetadataError
@@ -105,11 +105,13 @@ class Reshaper:
             name, lambda now, ms: layout.merge(now, segment_ids, now_ms=ms, max_buckets=most)
         )
 
-    async def rebucket(self, name: TopicName, segment_id: int, bucket_count: int) -> None:
-        """Replace an ACTIVE segment by one with another number of entry buckets."""
+    async def rebucket(
+        self, name: TopicName, segment_ids: Collection[int], bucket_count: int
+    ) -> None:
+        """Replace ACTIVE segments, each by one with another number of entry buckets."""
         layout.require_bucket_count(bucket_count, self._max_buckets)
         await self.reshape(
-            name, lambda now, ms: layout.rebucket(now, segment_id, bucket_count, now_ms=ms)
+            name, lambda now, ms: layout.rebucket(now, segment_ids, bucket_count, now_ms=ms)
         )
 
     async def recover(self, step: Step) -> None:
@@ -239,11 +241,13 @@ class Reshaper:
             raise
 
     async def _prepare(self, step: Step, parents: list[SegmentView]) -> None:
-        subscriptions = {
-            name: properties for parent in parents for name, properties in parent.durable.items()
-        }
-        for child in step.makes:
-            await self._segments.prepare(child, step.ends, subscriptions)
+        views = dict(zip(step.ends, parents, strict=True))
+        for ends, makes in step.families:
+            subscriptions = {
+                name: properties for end in ends for name, properties in views[end].durable.items()
+            }
+            for child in makes:
+                await self._segments.prepare(child, ends, subscriptions)
 
     async def _try_to_undo(self, step: Step) -> None:
         try:
@@ -320,39 +324,40 @@ class Reshaper:
     async def _finish(self, live: LiveTopic, step: Step, *, recorded: bool) -> None:
         if not recorded:
             await self._store.complete_history(live.stored, now_ms=self._clock.now_ms())
-        # A parent that has been pruned since was sealed, and all subscriptions had drained it.
-        parents = [each for each in step.ends if each.segment_id in live.layout.segments]
-        results = await asyncio.gather(
-            *(self._segments.ask(SealSegment(parent)) for parent in parents), return_exceptions=True
-        )
-        for failure in results:
-            if failure is not None:
-                raise failure
-        for parent in parents:
-            # A child may itself have been split by now: all descendants get the subscriptions.
-            below = live.layout.descendants(parent.segment_id)
-            children = [segment_of(live.name, live.layout.segments[s]) for s in sorted(below)]
-            await self._segments.carry_over(parent, children)
-        await self._carry_sequences(live, step)
+        # No child waits for parents that are not its own: their producers may take a while.
+        await _all(self._finish_family(live, *family) for family in step.families)
         live.sealing.difference_update(parent.segment_id for parent in step.ends)
         self._sealed(live)
         await self._store.end(step)
         self._leftovers.discard(step)
 
-    async def _carry_sequences(self, live: LiveTopic, step: Step) -> None:
-        """Give the children the parents' sequence ids.
+    async def _finish_family(
+        self, live: LiveTopic, ends: Collection[SegmentName], makes: Collection[SegmentName]
+    ) -> None:
+        """Seal these parents; give their subscriptions and sequence ids to the children.
 
-        Those below a child that was split since get them from that child.
+        Segments below a child that was split since get the ids from that child.
         """
         segments = live.layout.segments
-        parents = {
-            parent: segments[parent.segment_id].sealed_at_ms
-            for parent in step.ends
-            if parent.segment_id in segments
-        }
+        # A parent that has been pruned since was sealed, and all subscriptions had drained it.
+        parents = [each for each in ends if each.segment_id in segments]
+        changed_ms = {each: segments[each.segment_id].sealed_at_ms for each in parents}
+        await _all(self._segments.ask(SealSegment(parent)) for parent in parents)
+        for parent in parents:
+            # A child may itself have been split by now: all descendants get the subscriptions.
+            below = live.layout.descendants(parent.segment_id)
+            children = [segment_of(live.name, live.layout.segments[s]) for s in sorted(below)]
+            await self._segments.carry_over(parent, children)
         # A child that has been pruned since had its ids, and passed them on.
-        children = [child for child in step.makes if child.segment_id in segments]
-        await self._segments.carry_sequences(parents, children)
+        children = [child for child in makes if child.segment_id in live.layout.segments]
+        await self._segments.carry_sequences(changed_ms, children)
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Await all of it; then raise the first error."""
+    for failure in await asyncio.gather(*work, return_exceptions=True):
+        if failure is not None:
+            raise failure
 
 
 def step_of(name: TopicName, reshape: Reshape, attempt: str = "") -> Step:

@@ -429,9 +429,11 @@ class ScalableTopics(SegmentReports):
         """Merge neighbours, two or more.  Raises as `split`."""
         await self._lead_and(name, self._reshaper.merge(name, segment_ids))
 
-    async def rebucket(self, name: TopicName, segment_id: int, bucket_count: int) -> None:
-        """Give a segment another number of entry buckets.  Raises as `split`."""
-        await self._lead_and(name, self._reshaper.rebucket(name, segment_id, bucket_count))
+    async def rebucket(
+        self, name: TopicName, segment_ids: Collection[int], bucket_count: int
+    ) -> None:
+        """Give each of these segments so many entry buckets, at once.  Raises as `split`."""
+        await self._lead_and(name, self._reshaper.rebucket(name, segment_ids, bucket_count))
 
     async def set_consumer_grace(self, name: TopicName, grace_s: int | None) -> None:
         """Set how long lost ordered consumers of a topic keep their segments.

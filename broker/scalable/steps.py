@@ -63,6 +63,16 @@ class Step:
     """
 
     @property
+    def families(self) -> list[tuple[tuple[SegmentName, ...], tuple[SegmentName, ...]]]:
+        """The parents and children that belong together.
+
+        A rebucket of several segments replaces each by one of its own.
+        """
+        if self.kind is StepKind.REBUCKET:
+            return [((end,), (made,)) for end, made in zip(self.ends, self.makes, strict=True)]
+        return [(self.ends, self.makes)]
+
+    @property
     def key(self) -> str:
         """The key of the note; all notes are in one level, so a single scan finds them."""
         return f"{_prefix(self.topic)}{self.kind.value}-{self.epoch}"

@@ -127,7 +127,7 @@ async def test_segments_share_the_entry_buckets_of_their_topic(
     name = parse_topic_name(TOPIC)
     await broker.scalable.create(name, segments=2, properties={})
     await broker.scalable.split(name, SegmentId(0))
-    await broker.scalable.rebucket(name, SegmentId(1), 3)
+    await broker.scalable.rebucket(name, [1], 3)
     await broker.scalable.merge(name, (SegmentId(2), SegmentId(3)))
     _, update = await (await connect()).watch_dag(TOPIC)
     found = {each.segment_id: tuple(each.entry_bucket_splits) for each in update.dag.segments}
@@ -147,8 +147,8 @@ async def test_entry_buckets_of_a_segment_are_bounded(broker: Broker, connect: C
     name = parse_topic_name(TOPIC)
     await broker.scalable.create(name, segments=2, properties={})
     with pytest.raises(IllegalBucketCount):
-        await broker.scalable.rebucket(name, SegmentId(0), 6)
-    await broker.scalable.rebucket(name, SegmentId(0), 4)
+        await broker.scalable.rebucket(name, [0], 6)
+    await broker.scalable.rebucket(name, [0], 4)
     await broker.scalable.merge(name, (SegmentId(2), SegmentId(1)))
     _, update = await (await connect()).watch_dag(TOPIC)
     assert len(update.dag.segments[-1].entry_bucket_splits) + 1 == 5

@@ -506,7 +506,7 @@ class Story(World):
 
     async def _rebucket(self, number: str, count: str) -> str:
         name = parse_topic_name(self.topic)
-        work = self.running.broker.scalable.rebucket(name, int(number), int(count))
+        work = self.running.broker.scalable.rebucket(name, [int(number)], int(count))
         await self.loop.spawn(self.running.host, work)
         return ""
 

@@ -567,7 +567,7 @@ class World:
             if self.plan.rebuckets and self.rng.random() < 0.4:
                 chosen, count = self.rng.choice(active), self.rng.choice((1, 2, 4, 8))
                 self.history.note("world", f"rebucket {chosen} to {count}")
-                await broker.scalable.rebucket(name, chosen, count)
+                await broker.scalable.rebucket(name, [chosen], count)
                 return
             if len(active) > 1 and self.rng.random() < 0.5:
                 first = self.rng.randrange(len(active) - 1)

@@ -225,11 +225,9 @@ class ScalingWorld:
                 before, decision.segment_ids, now_ms=self.now_ms, max_buckets=self._max_buckets
             ).layout
         else:
-            for segment_id in decision.segment_ids:
-                count = decision.bucket_count
-                self.layout = layouts.rebucket(
-                    self.layout, segment_id, count, now_ms=self.now_ms
-                ).layout
+            self.layout = layouts.rebucket(
+                before, decision.segment_ids, decision.bucket_count, now_ms=self.now_ms
+            ).layout
         self.done.append(Done(self.at_s, decision, before, self.layout, shares, self._groups()))
 
     def _shares(self, children: Iterable[Segment], inside: Keys) -> tuple[float, ...]:

@@ -295,6 +295,7 @@ async def test_automatic_changes_obey_the_most_entry_buckets_of_a_segment(world:
         return [each.entry_buckets for each in live.layout.active]
 
     await until(lambda: buckets() == [4, 4])
+    assert live.layout.epoch == 1, "both segments in one change"
     node.clock.ms += 61_000
 
     async def is_refused() -> bool:

@@ -134,7 +134,7 @@ async def test_ids_are_carried_over_several_changes_and_restarts(tmp_path: Path)
         await broker.scalable.create(TOPIC, segments=1, properties={})
         await send_from_another_program(broker)
         await broker.scalable.split(TOPIC, 0)
-        await broker.scalable.rebucket(TOPIC, 1, 3)
+        await broker.scalable.rebucket(TOPIC, [1], 3)
         await settled(broker)
     async with running(tmp_path) as broker:
         await broker.scalable.merge(TOPIC, (3, 2))

@@ -29,11 +29,21 @@ def test_a_pruned_merge_is_not_forgotten() -> None:
 
 
 def test_a_pruned_rebucket_counts_as_nothing_else() -> None:
-    before = layout.rebucket(layout.initial(1, now_ms=0), 0, 4, now_ms=100).layout
+    before = layout.rebucket(layout.initial(1, now_ms=0), [0], 4, now_ms=100).layout
     kept = last_changes(before, None)
     after = layout.prune(before, {0})
     assert last_changes(after, kept) == LastChanges(rebucket_ms=100)
     assert last_changes(after, None) == LastChanges(100, 100, 100), "of an earlier version"
+
+
+def test_a_rebucket_of_several_segments_is_no_split() -> None:
+    change = layout.rebucket(layout.initial(3, now_ms=0), [0, 1, 2], 4, now_ms=100)
+    assert last_changes(change.layout, None) == LastChanges(rebucket_ms=100)
+    for gone in ({0}, {0, 2}, {0, 1, 2}):
+        kept = last_changes(change.layout, None)
+        assert last_changes(layout.prune(change.layout, gone), kept) == LastChanges(None, None, 100)
+    # A parent that is pruned before its brother leaves the time in the layout.
+    assert last_changes(layout.prune(change.layout, {0}), None) == LastChanges(rebucket_ms=100)
 
 
 def test_a_later_change_comes_before_a_kept_one() -> None:

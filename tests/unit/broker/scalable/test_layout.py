@@ -14,6 +14,7 @@ from broker.scalable.layout import (
     IllegalReshape,
     IllegalSegmentCount,
     Layout,
+    ReshapeKind,
     SegmentNotActive,
     SegmentsNotAdjacent,
     SegmentState,
@@ -57,11 +58,11 @@ def histories(draw: st.DrawFn) -> list[Layout]:
             ids = [segment.segment_id for segment in layout.active[lower:upper]]
             layouts.append(merge(layout, draw(st.permutations(ids)), now_ms=now_ms).layout)
         elif step == "rebucket":
-            chosen = draw(st.sampled_from(layout.active))
+            some = draw(st.sets(st.sampled_from(layout.active), min_size=1))
             count = draw(st.integers(1, MAX_ENTRY_BUCKETS))
-            if count != chosen.entry_buckets:
-                change = rebucket(layout, chosen.segment_id, count, now_ms=now_ms)
-                layouts.append(change.layout)
+            ids = [each.segment_id for each in some if each.entry_buckets != count]
+            if ids:
+                layouts.append(rebucket(layout, ids, count, now_ms=now_ms).layout)
         elif step == "prune" and prunable(layout):
             gone = draw(st.sets(st.sampled_from(prunable(layout)), min_size=1))
             layouts.append(prune(layout, gone))
@@ -211,19 +212,31 @@ def test_entry_buckets_of_new_split_and_merged_segments() -> None:
     assert initial(8, now_ms=NOW_MS).segments[0].entry_bucket_splits == ()
 
 
+def test_rebucket_of_several_segments_replaces_each_by_its_own() -> None:
+    layout = initial(4, now_ms=NOW_MS)
+    change = rebucket(layout, [3, 1, 0], 4, now_ms=NOW_MS)
+    assert change.kind is ReshapeKind.REBUCKET
+    assert change.layout.epoch == 1
+    assert [parent.segment_id for parent in change.parents] == [0, 1, 3]
+    made = [(c.segment_id, c.parent_ids, c.hash_start, c.entry_buckets) for c in change.children]
+    assert made == [(4, (0,), 0, 4), (5, (1,), 0x4000, 4), (6, (3,), 0xC000, 4)]
+    with pytest.raises(IllegalBucketCount, match="4 entry buckets already"):
+        rebucket(change.layout, [2, 4], 4, now_ms=NOW_MS)
+
+
 def test_rebucket_replaces_a_segment_by_one_of_the_same_range() -> None:
-    change = rebucket(initial(2, now_ms=NOW_MS), 1, 3, now_ms=NOW_MS)
+    change = rebucket(initial(2, now_ms=NOW_MS), [1], 3, now_ms=NOW_MS)
     (child,) = change.children
     assert (child.segment_id, child.hash_start, child.hash_end) == (2, 0x8000, 0xFFFF)
     assert child.entry_bucket_splits == (21845, 43690)
     assert (change.layout.epoch, change.layout.segments[1].child_ids) == (1, (2,))
     for count in (0, -1, MAX_ENTRY_BUCKETS + 1):
         with pytest.raises(IllegalBucketCount, match=f"{count} entry buckets"):
-            rebucket(change.layout, 2, count, now_ms=NOW_MS)
+            rebucket(change.layout, [2], count, now_ms=NOW_MS)
     with pytest.raises(IllegalBucketCount, match="3 entry buckets already"):
-        rebucket(change.layout, 2, 3, now_ms=NOW_MS)
+        rebucket(change.layout, [2], 3, now_ms=NOW_MS)
     with pytest.raises(SegmentNotActive):
-        rebucket(change.layout, 1, 4, now_ms=NOW_MS)
+        rebucket(change.layout, [1], 4, now_ms=NOW_MS)
 
 
 def test_refusals_are_typed_and_name_what_would_do() -> None:

@@ -144,8 +144,8 @@ def test_history_is_rebuilt_from_the_layouts(lives: list[Layout]) -> None:
         else:
             newly = {s.segment_id for s in after.sealed if before.segments[s.segment_id].active}
             assert set(entry.parents) == newly
-            merged = ChangeKind.MERGE if len(newly) > 1 else ChangeKind.REBUCKET
-            assert entry.kind is (ChangeKind.SPLIT if len(made) > 1 else merged)
+            merged = ChangeKind.REBUCKET if len(newly) == len(made) else ChangeKind.MERGE
+            assert entry.kind is (ChangeKind.SPLIT if len(made) > len(newly) else merged)
 
 
 def test_an_entry_written_twice_is_shown_once() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from broker.scalable import layout, steps
 from broker.scalable.layout import IllegalReshape, UnknownSegment
 from broker.scalable.local_segments import SegmentNamed
-from broker.scalable.records import ScalableTopicRecord
+from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.reshape import step_of
 from broker.scalable.segment_requests import DeleteSegment
 from broker.scalable.segments import Segments
@@ -17,6 +18,7 @@ from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
 from broker.topics.carried_ids import last_carried
 from broker.topics.deduplication import NO_POSITION
+from broker.topics.sequence_store import awaited_property
 from broker.topics.topic import TopicNotFound, TopicState, TopicTerminated
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
@@ -66,6 +68,44 @@ async def test_a_merged_child_has_the_subscriptions_of_both(node: Node) -> None:
     await node.scalable.merge(TOPIC, (1, 0))
     assert set((await node.segment(2)).subscriptions) == {"a", "b"}
     await sealed(node, 0, 1)
+
+
+async def test_rebucket_of_several_segments_gives_each_child_its_own_parent(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    peer = node.peer()
+    await peer.watch()
+    for segment_id, name in enumerate("ab"):
+        await (await node.segment(segment_id)).create_subscription(name, EARLIEST)
+        producer = await peer.produce(segment_id)
+        await producer.close()
+    awaited: dict[int, str] = {}
+    prepare = node.scalable._segments.prepare
+
+    async def noting(
+        child: SegmentName,
+        parents: Iterable[SegmentName],
+        subscriptions: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        parents = list(parents)
+        awaited[child.segment_id] = awaited_property(parents)
+        await prepare(child, parents, subscriptions)
+
+    node.scalable._segments.prepare = noting  # type: ignore[method-assign]
+    await node.scalable.rebucket(TOPIC, (1, 0), 5)
+    await sealed(node, 0, 1)
+    assert [update.dag.epoch for update in peer.layouts()] == [0, 1], "one change, one push"
+    live = await node.live()
+    assert [s.entry_buckets for s in live.layout.active] == [5, 5]
+    for segment_id, name in ((2, "a"), (3, "b")):
+        child = await node.segment(segment_id)
+        assert set(child.subscriptions) == {name}
+        assert not child.sequence_store.awaits_parents
+        parent = segment_of(TOPIC, live.layout.segments[segment_id - 2])
+        assert awaited[segment_id] == awaited_property([parent])
+    entries = await node.scalable.history(TOPIC)
+    assert [(e.kind.value, e.parents, e.children) for e in entries][1:] == [
+        ("rebucket", (0, 1), (2, 3))
+    ]
 
 
 async def test_layout_is_sent_before_the_parent_refuses_producers(node: Node) -> None:
@@ -281,7 +321,7 @@ async def check_whole(node: Node, world: World) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*coroutine.*:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("change", ["split", "merge"])
+@pytest.mark.parametrize("change", ["split", "merge", "rebucket"])
 async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str) -> None:
     finished = False
     died_at = 0
@@ -296,11 +336,13 @@ async def test_a_crash_after_any_write_is_finished_by_the_next_start(change: str
             await node.fill(segment_id, 2)
         node.mortal.writes.clear()
         node.mortal.dies_at = died_at
-        work = asyncio.ensure_future(
-            node.scalable.split(TOPIC, 0)
-            if change == "split"
-            else node.scalable.merge(TOPIC, (0, 1))
-        )
+        scalable = node.scalable
+        changes: dict[str, Callable[[], Coroutine[object, object, None]]] = {
+            "split": lambda: scalable.split(TOPIC, 0),  # noqa: B023
+            "merge": lambda: scalable.merge(TOPIC, (0, 1)),  # noqa: B023
+            "rebucket": lambda: scalable.rebucket(TOPIC, (0, 1), 3),  # noqa: B023
+        }
+        work = asyncio.ensure_future(changes[change]())
         process, live = node.process, await node.scalable._topics.get(TOPIC)
         await until(lambda: process.dead or (work.done() and not live.work.busy))  # noqa: B023
         finished = not process.dead

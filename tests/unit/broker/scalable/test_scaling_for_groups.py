@@ -114,7 +114,7 @@ def test_a_merge_takes_only_the_neighbours_whose_buckets_can_be_spared() -> None
     # The pair with the lowest rates cannot be spared, another one can.
     some = layouts.initial(4, now_ms=NOW_MS - HOUR_MS, bucket_budget=4)
     for segment_id in (0, 1):
-        some = layouts.rebucket(some, segment_id, 4, now_ms=NOW_MS - HOUR_MS).layout
+        some = layouts.rebucket(some, [segment_id], 4, now_ms=NOW_MS - HOUR_MS).layout
     decision = decided(some, sharers(10), max_buckets=4).decision
     assert decision is not None
     assert decision.segment_ids == (2, 3)

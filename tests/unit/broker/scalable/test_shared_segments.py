@@ -144,7 +144,7 @@ def layout_with_buckets(segments: int) -> Layout:
     """Segments with 4 entry buckets each, after one sealed parent each."""
     layout = initial(segments, now_ms=1)
     for segment_id in range(segments):
-        layout = rebucket(layout, segment_id, 4, now_ms=2).layout
+        layout = rebucket(layout, [segment_id], 4, now_ms=2).layout
     return layout
 
 
@@ -190,7 +190,7 @@ def test_a_segment_with_unstamped_batches_is_not_shared() -> None:
 
 
 def test_checkpoint_consumers_never_share() -> None:
-    layout = rebucket(initial(1, now_ms=1), 0, 4, now_ms=2).layout
+    layout = rebucket(initial(1, now_ms=1), [0], 4, now_ms=2).layout
     group = ConsumerGroup(layout, ordered=False)
     group.shareable = set(layout.segments)
     for name in "abc":
@@ -254,7 +254,7 @@ class SharingClients(HonestClients):
         self.never_shared: set[int] = set()
         self.m1_clients: set[str] = set()
         for segment_id in range(segments):
-            self.layout = rebucket(self.layout, segment_id, 6, now_ms=2).layout
+            self.layout = rebucket(self.layout, [segment_id], 6, now_ms=2).layout
         self.group.set_layout(self.layout)
         self.segments_load()
 
@@ -367,7 +367,7 @@ def test_clients_that_can_share_are_known_by_their_version(version: str, can: bo
 
 
 def test_only_shared_segments_have_bucket_ranges() -> None:
-    layout = rebucket(initial(1, now_ms=1), 0, 3, now_ms=2).layout
+    layout = rebucket(initial(1, now_ms=1), [0], 3, now_ms=2).layout
     name, all_segments = parse_topic_name("topic://public/default/t"), layout.segments.values()
     assignment = assignment_of(name, 2, all_segments, shared={1})
     ranges = [[(r.start, r.end) for r in s.bucket_ranges] for s in assignment.segments]

@@ -8,7 +8,7 @@ from tests.simulation.mutants import MUTANTS
 
 PAGE: Final = (Path(__file__).resolve().parents[2] / "docs/testing.md").read_text("utf-8")
 ROW: Final = re.compile(
-    r"^\| ([WATKGCBL]\d+(?:-\w+)?) \| [^|]+ \| `(\w+)` \| (?:`([\w-]+)`, (\d+)|no: [^|]+) \|$",
+    r"^\| ([WATKGCBLSM]\d+(?:-\w+)?) \| [^|]+ \| `(\w+)` \| (?:`([\w-]+)`, (\d+)|no: [^|]+) \|$",
     re.MULTILINE,
 )
 SHOWN_HERE: Final = {
@@ -17,6 +17,8 @@ SHOWN_HERE: Final = {
     *(f"T{number}" for number in range(1, 4)),
     *(f"B{number}" for number in range(1, 9)),
     *(f"L{number}" for number in range(1, 8)),
+    *(f"S{number}" for number in range(1, 5)),
+    *(f"M{number}" for number in range(1, 6)),
 }
 """The other rules are shown in every schedule, in `tests/unit/txn`."""
 
@@ -29,5 +31,5 @@ def test_the_table_says_what_finds_each_broken_rule() -> None:
 
 
 def test_every_rule_that_is_shown_here_is_broken() -> None:
-    broken = {rule for each in MUTANTS for rule in re.findall(r"[WATBL]\d+", each.name)}
+    broken = {rule for each in MUTANTS for rule in re.findall(r"[WATBLSM]\d+", each.name)}
     assert broken == SHOWN_HERE

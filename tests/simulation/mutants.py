@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from broker.scalable import assignment, group, group_controller
+from broker.scalable.auto_scaler import AutoScaler
+from broker.scalable.key_sample import KeySample
+from broker.scalable.migration import Migrator
+from broker.scalable.reshape import Reshaper
 from broker.scalable.scale_decision import _Rules
+from broker.scalable.segments import Segments
 from broker.topics import publishing
 from broker.topics.carried_ids import CarriedId
 from broker.topics.deduplication import Deduplication, ProducerSequence
@@ -31,6 +36,7 @@ from storage.managed_ledger import cursors
 from storage.metadata.store import Version
 from tests.simulation import ack_mutants as acks
 from tests.simulation import bucket_mutants as buckets
+from tests.simulation import scaling_mutants as scaling
 from tests.simulation import sequence_mutants as ids
 from tests.simulation import v4_mutants as v4
 from tests.simulation import write_mutants as writes
@@ -130,6 +136,8 @@ GROUP = "a_group_and_what_comes_late"
 PROGRAMS = "programs_over_layout_changes"
 MOVES = "a_bucket_moves_to_another_consumer"
 SEVERAL = "a_batch_of_several_buckets"
+FIRST = "partitions_are_read_first"
+V4 = "a_v4_client_keeps_a_topic_ordinary"
 EVERYBODY = "everybody_has_a_bucket"
 _EVERYBODY_WINS: Parts = {
     (part, "header_of"): group_mutants.everybody_wins for part in (store, decisions)
@@ -301,4 +309,42 @@ MUTANTS = (
         {(Transactions, "require_served_to_v4"): v4.serves_every_coordinator},
         "v4_coordinator_has_no_leader",
     ),
+    Mutant(
+        "S1",
+        {(_Rules, "_may_come_from_a_split"): scaling.takes_none_for_young},
+        "a_young_split_stays",
+    ),
+    Mutant(
+        "S2-split",
+        {(_Rules, "_cooling_down"): scaling.splits_at_once},
+        "splits_are_a_cooldown_apart",
+    ),
+    Mutant(
+        "S2-merge",
+        {(_Rules, "_cooling_down"): scaling.merges_at_once},
+        "merges_are_a_cooldown_apart",
+    ),
+    Mutant(
+        "S3", {(KeySample, "helpful_parts"): scaling.takes_any_split_for_helpful}, "one_hot_key"
+    ),
+    Mutant(
+        "S4",
+        {(AutoScaler, "_sample"): scaling.takes_all_for_loaded},
+        "a_load_of_a_broker_that_died",
+    ),
+    Mutant(
+        "M1",
+        {(assignment, "_readable_in_order"): scaling.reads_partitions_beside},
+        FIRST,
+        "migrations",
+    ),
+    Mutant("M2-first", {(Migrator, "_require_managed"): scaling.asks_for_no_clients}, V4),
+    Mutant("M2-again", {(Migrator, "_require_managed"): scaling.asks_for_clients_once}, V4),
+    Mutant("M3", {(Reshaper, "_undo"): scaling.undoes_nothing}, "a_migration_that_dies_half_done"),
+    Mutant(
+        "M4",
+        {(Migrator, "finish_late"): scaling.finishes_nothing_late},
+        "a_migration_that_is_published_late",
+    ),
+    Mutant("M5", {(Segments, "refuse_producers"): scaling.refuses_no_producers}, FIRST),
 )

@@ -6,6 +6,12 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     topic [segments=N] [auto=1] make topic `t` with subscriptions `q` (queue) and `s` (stream);
                                 with auto the policy may change its layout
     topic plain=1               make an ordinary topic with these subscriptions instead
+    ordinary [partitions=N]     make the topic an ordinary one instead, with the same subscriptions
+    migrate [force=1]           make it scalable; "migrated"
+    policy MEMBER=VALUE ...     set the topic's policy of automatic changes
+    load C SECONDS RATE KEY ... so many messages per second in all, under these keys in turn
+    layout                      the numbers of the ACTIVE segments
+    changes                     the changes of the layout since the topic was made
     client NAME ...             connect clients
     v4 NAME ...                 connect clients of a version before 5
     later NAME ...              connect clients that can share segments
@@ -41,6 +47,7 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
     stale                       a new broker takes the disk; the old one goes on, and can write to
                                 the metadata only; its clients stay with it
     expire                      the sessions of this broker with the metadata service are lost
+    bury                        the broker that was replaced dies; its requests on hold still arrive
     hold KIND PART              requests of this broker of KIND (put, get, delete, scan) whose key
                                 has PART wait, until they are released; so do events (watch)
     release [PART]              those with that PART in their key, or all, arrive now
@@ -54,15 +61,18 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from broker.scalable.history import ChangeKind
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.ids import to_wire
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.ids import EARLIEST, to_wire
+from magnetar.protocol.managed_clients import MANAGED_PROPERTY
+from magnetar.protocol.names import TopicDomain, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
 from tests.simulation.actors import QUEUE, STREAM, Layout, Sender, segment_topic
 from tests.simulation.bucket_producers import UnstampedProducer
@@ -120,7 +130,18 @@ def parse(text: str) -> list[Block]:
 
 
 class _StorySender(UnstampedProducer):
-    """Stamps a single message with the first hash of its entry bucket, if its key names one."""
+    """Stamps a single message with the first hash of its entry bucket, if its key names one.
+
+    A `managed` one tells ordinary topics that it is of a v5 client, which would follow them.
+    """
+
+    managed = False
+
+    def options(self) -> pb.CommandProducer:
+        options = super().options()
+        if self.managed:
+            options.metadata.add(key=MANAGED_PROPERTY, value="true")
+        return options
 
     def _content(
         self, messages: Sequence[Message]
@@ -139,8 +160,13 @@ class Story(World):
         programs = sum(block.directive.startswith("program ") for block in blocks)
         plain = int(any("plain=1" in block.directive.split() for block in blocks))
         auto = any("auto=1" in block.directive.split() for block in blocks)
+        migrated = any(block.directive.startswith("ordinary") for block in blocks)
         plan = Plan(
-            topics=1 - plain, plain_topics=plain, restarted_programs=programs, auto_scale=auto
+            topics=1 - plain,
+            plain_topics=plain,
+            restarted_programs=programs,
+            auto_scale=auto,
+            migrated=migrated,
         )
         super().__init__(seed, plan, parts, shared=shared)
         (self.topic,) = self.topics + self.plain_topics
@@ -201,6 +227,62 @@ class Story(World):
         await self._subscriptions(name)
         return ""
 
+    async def _ordinary(self, partitions: str = "0") -> str:  # type: ignore[override]
+        name = parse_topic_name(self.topic).in_domain(TopicDomain.PERSISTENT)
+        topics, host = self.running.broker.topics, self.running.host
+        await self.loop.spawn(host, topics.partitioned.create(name, int(partitions)))
+        for index in range(int(partitions)):
+            made = await self.loop.spawn(host, topics.get(name.partition(index), create=True))
+            for subscription in (QUEUE, STREAM):
+                await self.loop.spawn(host, made.create_subscription(subscription, EARLIEST))
+        return ""
+
+    async def _migrate(self, force: str = "") -> str:  # type: ignore[override]
+        work = self.running.broker.scalable.migrate(parse_topic_name(self.topic), force=bool(force))
+        await self.loop.spawn(self.running.host, work)
+        return "migrated"
+
+    async def _policy(self, **members: str) -> str:
+        override = {name: json.loads(value) for name, value in members.items()}
+        work = self.running.broker.scalable.set_auto_scale_policy(
+            parse_topic_name(self.topic), override
+        )
+        await self.loop.spawn(self.running.host, work)
+        return ""
+
+    async def _load(self, client: str, seconds: str, rate: str, *keys: str) -> str:
+        work = self._send_evenly(client, float(seconds), float(rate), keys)
+        refusals = await self._on(client, work)
+        return ", ".join(sorted(set(refusals))) or "receipts"
+
+    async def _send_evenly(
+        self, client: str, seconds: float, rate: float, keys: Sequence[str]
+    ) -> list[str]:
+        sender, raw = self.senders[client], self.clients[client]
+        outcomes = []
+        for number in range(round(seconds * rate)):
+            count = self._next_number(client)
+            name, key = f"{client}-{count}", keys[number % len(keys)]
+            message = Message(name, self.topic, key, client, count, awaited=False)
+            producer = await sender.producer_for(raw, message)
+            outcomes.append(sender.begin_send(producer, message))
+            await asyncio.sleep(1 / rate)
+        return [refusal for each in outcomes if (refusal := await raw.wait(each))]
+
+    async def _layout(self) -> str:
+        work = self.running.broker.scalable.get(parse_topic_name(self.topic))
+        record = await self.loop.spawn(self.running.host, work)
+        return " ".join(str(each.segment_id) for each in record.layout.active)
+
+    async def _changes(self) -> str:
+        work = self.running.broker.scalable.history(parse_topic_name(self.topic))
+        entries = await self.loop.spawn(self.running.host, work)
+        return "\n".join(
+            f"{each.kind.value} {_numbers(each.parents)} -> {_numbers(each.children)}"
+            for each in entries
+            if each.kind not in (ChangeKind.CREATE, ChangeKind.PRUNE, ChangeKind.REFUSAL)
+        )
+
     async def _client(self, *names: str) -> str:
         return await self._connect_all(names, "")
 
@@ -222,6 +304,7 @@ class Story(World):
     async def _connect_all(self, names: Iterable[str], version: str) -> str:
         for name in names:
             sender = _StorySender(self, name, self.loop.new_host(name), self.rng, [self.topic])
+            sender.managed = name in self._later_clients
             work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S, version)
             self._given.pop(name, None)
             self.consumers.pop(name, None)
@@ -334,7 +417,10 @@ class Story(World):
 
     async def _leave(self, client: str, seg: str = "0") -> str:
         segment = await self._segment(client, int(seg))
-        await self._on(client, self.senders[client].producers.pop(segment).close())
+        producer = self.senders[client].producers.pop(segment, None)
+        if producer is None:
+            return "no producer"
+        await self._on(client, producer.close())
         return ""
 
     async def _consume(self, client: str, subscription: str) -> str:
@@ -343,7 +429,10 @@ class Story(World):
             kind = pb.CommandSubscribe.Shared
         raw = self.clients[client]
         attached = self.consumers.setdefault(client, [])
-        for number, segment in enumerate((await self._layout(client)).all()):
+        layout = await self._layout_of(client)
+        count = 1 if layout.session is None else len(layout.dag.segments)
+        for number in range(count):
+            segment = await self._segment(client, number)
             work = raw.attach(segment, subscription, kind, f"{client}-seg-{number}", 100)
             attached.append(await self._on(client, work))
         return ""
@@ -523,6 +612,11 @@ class Story(World):
         await self._until_up()
         return ""
 
+    async def _bury(self) -> str:
+        self.metadata.faults.late = True
+        self.crash(self.replaced[-1])
+        return ""
+
     async def _restart(self) -> str:
         self.start_broker()
         await self._until_up()
@@ -567,13 +661,13 @@ class Story(World):
         """On the host of a client."""
         return await self.loop.spawn(self.senders[client].host, work)
 
-    async def _layout(self, client: str) -> Layout:
+    async def _layout_of(self, client: str) -> Layout:
         layout = self.senders[client].layouts[self.topic]
         layout.refresh()
         return layout
 
     async def _segment(self, client: str, number: int) -> str:
-        layout = await self._layout(client)
+        layout = await self._layout_of(client)
         if layout.session is None:
             return self.topic
         for segment in layout.dag.segments:
@@ -585,6 +679,10 @@ class Story(World):
         for called, (most, least) in self.txns.items():
             part = part.replace("{" + called + "}", f"{most}_{least}")
         return part
+
+
+def _numbers(segment_ids: Iterable[int]) -> str:
+    return ",".join(str(each) for each in segment_ids)
 
 
 def _listed(given: pb.ScalableConsumerAssignment) -> str:

@@ -9,7 +9,7 @@ from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.producer_access import AccessMode
 from broker.topics.publish_errors import MessageRefused
 from broker.topics.schemas import definition_from_wire, is_large, version_bytes
-from broker.topics.topic import Topic, TopicState
+from broker.topics.topic import SubscriptionRefused, Topic, TopicState
 from broker.wire.connection import Connection, Handler
 from broker.wire.protocol_violation import ProtocolViolation
 from config.bounds import METADATA_KEY_BYTES
@@ -137,8 +137,17 @@ async def _attach(request: CommandProducer, connection: Connection) -> Producer:
     topic.require_open(wanted)
     version = await _schema_version(connection, topic, request)
     if request.initial_subscription_name and topic.state is TopicState.OPEN:
-        await topic.create_subscription(request.initial_subscription_name, EARLIEST)
+        await _create_initial_subscription(topic, request.initial_subscription_name)
     return await topic.add_producer(replace(wanted, schema_version=version))
+
+
+async def _create_initial_subscription(topic: Topic, name: str) -> None:
+    if name not in topic.subscriptions and not topic.policies.creates_subscriptions:
+        raise SubscriptionRefused(
+            f"{topic.name} has no subscription {name!r}, and policies forbid to create it "
+            "automatically: create it first, or allow autoSubscriptionCreation."
+        )
+    await topic.create_subscription(name, EARLIEST)
 
 
 def _request_of(request: CommandProducer, connection: Connection) -> ProducerRequest:

@@ -510,6 +510,23 @@ async def test_a_first_subscription_can_come_with_the_producer(
     assert broker.topics.loaded()[TOPIC].subscriptions["dead"].backlog == 1
 
 
+async def test_a_first_subscription_is_refused_where_policies_forbid_new_ones(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    await client.create_producer(TOPIC, pb.CommandProducer(initial_subscription_name="known"))
+    await broker.topic_policies.change(
+        parse_topic_name(TOPIC),
+        "autoSubscriptionCreation",
+        {"allowAutoSubscriptionCreation": False},
+        is_global=False,
+    )
+    options = pb.CommandProducer(initial_subscription_name="dead")
+    assert await code_of(client.create_producer(TOPIC, options)) == "NotAllowedError"
+    assert list(broker.topics.loaded()[TOPIC].subscriptions) == ["known"]
+    await client.create_producer(TOPIC, pb.CommandProducer(initial_subscription_name="known"))
+
+
 async def test_many_may_wait_and_the_connection_goes_on(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ public final class V4Driver {
         AdminCases.addTo(cases);
         V4Compaction.addTo(cases);
         V4Access.addTo(cases);
+        V4Features.addTo(cases);
         V4Lifecycle.addTo(cases);
         Driver.run(cases, arguments);
     }

@@ -16,6 +16,7 @@ public final class V4Driver {
         V4Compaction.addTo(cases);
         V4Access.addTo(cases);
         V4Features.addTo(cases);
+        V4Schemas.addTo(cases);
         V4Lifecycle.addTo(cases);
         Driver.run(cases, arguments);
     }

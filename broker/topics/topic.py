@@ -305,6 +305,11 @@ class Topic:
         return self._producers.by_name
 
     @property
+    def epoch(self) -> int | None:
+        """Number of the last exclusive admission of a producer; None before the first."""
+        return self._producers.epoch
+
+    @property
     def sequences(self) -> Deduplication:
         """The last sequence id of each producer."""
         return self.sequence_store.sequences

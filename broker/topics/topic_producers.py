@@ -108,6 +108,11 @@ class TopicProducers:
         """Producers that are attached, wait, or still have something in flight."""
         return self._producers
 
+    @property
+    def epoch(self) -> int | None:
+        """The topic epoch; None before the first exclusive producer."""
+        return self._access.epoch
+
     def returns(self, request: ProducerRequest) -> bool:
         """Whether a producer reconnects that may have something stored or in flight here.
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from broker.topics.backlog_sizes import BacklogSize, backlog_sizes, earliest_of
 from broker.topics.consumer import Consumer
-from broker.topics.producer import Producer
+from broker.topics.producer import Producer, ProducerState
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.traffic import Delivered, Published, SubscriptionTraffic, Traffic
@@ -27,7 +27,16 @@ async def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
         "msgOutCounter": topic.messages_out_total,
         "bytesOutCounter": topic.bytes_out_total,
         "storageSize": topic.ledger.total_size_bytes,
-        "publishers": [_publisher(producer, now_s) for producer in topic.producers.values()],
+        "publishers": [
+            _publisher(producer, now_s)
+            for producer in topic.producers.values()
+            if producer.state is not ProducerState.WAITING
+        ],
+        "waitingPublishers": sum(
+            producer.state is ProducerState.WAITING for producer in topic.producers.values()
+        ),
+        "topicEpoch": topic.epoch,
+        "deduplicationStatus": "Enabled" if topic.deduplicates else "Disabled",
         "subscriptions": {
             name: _subscription(subscription, sizes.get(name), now_s)
             for name, subscription in topic.subscriptions.items()

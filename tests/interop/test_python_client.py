@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from urllib.request import Request, urlopen
 
@@ -60,6 +61,21 @@ def partition(broker: BrokerUnderTest | RunningPeer, topic: str, count: int) -> 
     body = json.dumps(count).encode()
     with urlopen(Request(url, body, {"Content-Type": "application/json"}, method="PUT")):
         pass
+
+
+def set_policy(broker: BrokerUnderTest | RunningPeer, path: str, value: object) -> None:
+    """Set a policy over REST; `path` begins with `namespaces/` or `persistent/`."""
+    url, headers = f"{broker.admin_url}/admin/v2/{path}", {"Content-Type": "application/json"}
+    with urlopen(Request(url, json.dumps(value).encode(), headers, method="POST")):
+        pass
+
+
+@pytest.fixture
+def namespace(broker: BrokerUnderTest | RunningPeer) -> str:
+    """A namespace of the test's own."""
+    name = f"public/python-{uuid.uuid4().hex[:8]}"
+    with urlopen(Request(f"{broker.admin_url}/admin/v2/namespaces/{name}", method="PUT")):
+        return name
 
 
 def send_all(client: pulsar.Client, topic: str, payloads: list[bytes]) -> list[pulsar.MessageId]:
@@ -255,3 +271,46 @@ def test_a_consumer_receives_by_the_batch(client: pulsar.Client, topic: str) -> 
     assert [each.data() for each in messages] == PAYLOADS[:COUNT]
     for each in messages:
         consumer.acknowledge(each)
+
+
+def test_policies_decide_which_topics_are_created_at_the_first_use(
+    client: pulsar.Client, broker: BrokerUnderTest | RunningPeer, namespace: str
+) -> None:
+    base = f"persistent://{namespace}"
+    partitioned = {
+        "allowAutoTopicCreation": True,
+        "topicType": "partitioned",
+        "defaultNumPartitions": 3,
+    }
+    set_policy(broker, f"namespaces/{namespace}/autoTopicCreation", partitioned)
+    consumer = client.subscribe(f"{base}/made", "first")
+    send_all(client, f"{base}/made", PAYLOADS)
+    assert sorted(receive_all(consumer, len(PAYLOADS))) == sorted(PAYLOADS)
+    assert len(client.get_topic_partitions(f"{base}/made")) == 3
+    forbidden = {"allowAutoTopicCreation": False}
+    set_policy(broker, f"namespaces/{namespace}/autoTopicCreation", forbidden)
+    for use in (client.create_producer, lambda name: client.subscribe(name, "first")):
+        # For a 404 of the HTTP service URL this client has no error of its own.
+        with pytest.raises((pulsar.TopicNotFound, pulsar.ConnectError)):
+            use(f"{base}/none")
+
+
+def test_a_producer_waits_until_it_is_the_only_one(client: pulsar.Client, topic: str) -> None:
+    def exclusive(mode: pulsar.ProducerAccessMode) -> pulsar.Producer:
+        return client.create_producer(topic, access_mode=mode, send_timeout_millis=PATIENCE_MS)
+
+    holder = exclusive(pulsar.ProducerAccessMode.Exclusive)
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer(topic)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(exclusive, pulsar.ProducerAccessMode.WaitForExclusive)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        holder.close()
+        waited = waiting.result(timeout=PATIENCE_MS / 1000)
+    waited.send(b"x")
+    waited.close()
+    fenced = exclusive(pulsar.ProducerAccessMode.Exclusive)
+    exclusive(pulsar.ProducerAccessMode.ExclusiveWithFencing).send(b"y")
+    with pytest.raises(pulsar.ProducerFenced):
+        fenced.send(b"z")

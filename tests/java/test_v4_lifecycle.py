@@ -65,3 +65,16 @@ def test_inactive_topics_are_deleted_and_others_stay(
     assert facts["excepted"]
     assert facts["made_again"]
     assert facts["removed"] == "null"
+
+
+def test_deduplication_is_decided_by_namespace_and_topic(
+    broker: BrokerUnderTest, v4_driver_process: StockDriver
+) -> None:
+    facts = run(v4_driver_process, broker, "v4_deduplication_policies")
+    assert facts["status_before"] == facts["status_of_topic"] == "Disabled"
+    assert facts["shown"]
+    assert facts["applied"]
+    assert facts["status"] == "Enabled"
+    assert facts["values"] == ["m1", "m2", "m3", "again"]
+    assert facts["snapshot_interval"].startswith("501 ")
+    assert "deduplicationSnapshotInterval" in facts["snapshot_interval"]

@@ -159,3 +159,18 @@ async def test_command_shows_units_rates_and_age(creating: Rest) -> None:
     assert result.exit_code == 0, result.output
     assert "segment 0  at " in result.output
     assert "s: backlog 10 entries" in result.output
+
+
+async def test_producers_that_wait_for_the_topic_are_counted_apart(creating: Rest) -> None:
+    client = await RawClient.open("127.0.0.1", creating.binary_port)
+    exclusive = pb.CommandProducer(producer_access_mode=pb.Exclusive)
+    holder = await client.create_producer(TOPIC, exclusive)
+    waiting = pb.CommandProducer(producer_access_mode=pb.WaitForExclusive)
+    await client.create_producer(TOPIC, waiting)
+    stats = await creating.get(STATS)
+    assert isinstance(stats, dict)
+    assert [each["producerName"] for each in stats["publishers"]] == [holder.name]
+    assert stats["publishers"][0]["accessMode"] == "Exclusive"
+    assert (stats["waitingPublishers"], stats["topicEpoch"]) == (1, 0)
+    assert stats["deduplicationStatus"] == "Disabled"
+    await client.close()

@@ -30,6 +30,7 @@ final class V4Lifecycle {
         cases.put("v4_delay_policies", V4Lifecycle::delays);
         cases.put("v4_expiry_policies", V4Lifecycle::expiry);
         cases.put("v4_inactive_topics", V4Lifecycle::inactive);
+        cases.put("v4_deduplication_policies", V4Lifecycle::deduplication);
     }
 
     private static PulsarClient client(CaseRun run) throws Exception {
@@ -192,6 +193,45 @@ final class V4Lifecycle {
         run.fact("made_again", exists(admin, base + "caught-up"));
         admin.namespaces().removeInactiveTopicPolicies(namespace);
         run.fact("removed", String.valueOf(admin.namespaces().getInactiveTopicPolicies(namespace)));
+    }
+
+    /** Messages with a number that was sent before are dropped while a policy says so. */
+    private static void deduplication(CaseRun run) throws Exception {
+        PulsarAdmin admin = admin(run);
+        PulsarClient client = client(run);
+        String namespace = namespace(run, admin);
+        String topic = "persistent://" + namespace + "/t";
+        admin.topics().createNonPartitionedTopic(topic);
+        run.fact("status_before", admin.topics().getStats(topic).getDeduplicationStatus());
+        admin.namespaces().setDeduplicationStatus(namespace, true);
+        run.fact("shown", admin.namespaces().getDeduplicationStatus(namespace));
+        run.fact("applied", admin.topicPolicies().getDeduplicationStatus(topic, true));
+        run.fact("status", admin.topics().getStats(topic).getDeduplicationStatus());
+        Consumer<String> consumer = run.closing(
+                client.newConsumer(Schema.STRING).topic(topic).subscriptionName("s").subscribe());
+        Producer<String> producer =
+                run.closing(client.newProducer(Schema.STRING).topic(topic).producerName("p").create());
+        for (long number : new long[] {1, 2, 2, 1, 3}) {
+            producer.newMessage().sequenceId(number).value("m" + number).send();
+        }
+        admin.topicPolicies().setDeduplicationStatus(topic, false);
+        run.fact("status_of_topic", admin.topics().getStats(topic).getDeduplicationStatus());
+        producer.close();
+        try (Producer<String> again = client.newProducer(Schema.STRING).topic(topic).producerName("p").create()) {
+            again.newMessage().sequenceId(3L).value("again").send();
+        }
+        java.util.List<String> values = new java.util.ArrayList<>();
+        for (Message<String> message; (message = consumer.receive(values.size() < 4 ? LIMIT_MS : QUIET_MS,
+                TimeUnit.MILLISECONDS)) != null;) {
+            values.add(message.getValue());
+        }
+        run.fact("values", values);
+        try {
+            admin.namespaces().setDeduplicationSnapshotInterval(namespace, 100);
+            run.fact("snapshot_interval", "ok");
+        } catch (PulsarAdminException failure) {
+            run.fact("snapshot_interval", failure.getStatusCode() + " " + failure.getMessage());
+        }
     }
 
     private static boolean exists(PulsarAdmin admin, String topic) throws PulsarAdminException {

@@ -72,7 +72,7 @@ subscription is named, its roles and the mode `Prefix` count too; reads without 
 Segments and partitions go by their topic. Topics whose names begin with `__change_events` or
 `__transaction_`, and all of `pulsar/system`, are for superusers. The line of `/metrics` is that of
 the default of `metrics_access`. Paths of Apache Pulsar that are not served
-have no lines: they answer 501 to every role.
+([pulsar-admin.md](pulsar-admin.md)) have no lines: they answer 501 to every role.
 
 Other callers get the same in every line, so they have no columns; the tests ask for them in every
 line too. Behind a proxy that is a superuser, the column of its client counts. Behind a proxy with

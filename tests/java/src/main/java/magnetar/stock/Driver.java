@@ -61,6 +61,7 @@ public final class Driver {
         AdminScalableCases.addTo(cases);
         AdminCases.addTo(cases);
         StatisticsCases.addTo(cases);
+        AdminOperations.addTo(cases);
         return cases;
     }
 

@@ -24,7 +24,6 @@ REASONS: Final[Mapping[str, str]] = {
     "subscription of each topic.",
     "clusters": "There is one cluster here, and its brokers' settings describe it: "
     "change these instead.",
-    "deduplication": "The interval of deduplication's snapshots is fixed: leave it out.",
     "dispatcher-pause": "Dispatching does not pause for the state of acknowledgements, which is "
     "bounded in another way: leave it out.",
     "dynamic": "Settings do not change while a broker runs: change its file or its environment, "
@@ -101,7 +100,6 @@ GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/allowedTopicProper
 POST                /admin/v2/namespaces/{tenant}/{namespace}/clearBacklog              clear
 POST                /admin/v2/namespaces/{tenant}/{namespace}/clearBacklog/{subscription} clear
 POST                /admin/v2/namespaces/{tenant}/{namespace}/unsubscribe/{subscription} unsubscribe
-GET POST            /admin/v2/namespaces/{tenant}/{namespace}/deduplicationSnapshotInterval deduplication
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/dispatcherPauseOnAckStatePersistent dispatcher-pause
 GET POST            /admin/v2/namespaces/{tenant}/{namespace}/encryptionRequired        encryption
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/entryFilters              entry-filters
@@ -129,7 +127,6 @@ POST                /admin/v2/namespaces/{tenant}/{namespace}/{bundle:0x[0-9a-f]
 GET                 /admin/v2/non-persistent/{tenant}/{namespace}/{bundle:0x[0-9a-f]+_0x[0-9a-f]+} bundles
 POST                /admin/v2/persistent/{tenant}/{namespace}/{topic}/createMissedPartitions missed-partitions
 GET                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/internal-info     internal-info
-GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/deduplicationSnapshotInterval deduplication
 GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/dispatcherPauseOnAckStatePersistent dispatcher-pause
 GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/entryFilters      entry-filters
 GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/offloadPolicies   offload-policies

@@ -667,6 +667,7 @@ class TopicRegistry:
                 self.unloaded.forget(key)
                 await self._forget_transactions(name)
             if name.partition_index is None:
+                # Only now is it known that no other broker serves the topic.
                 await self._forget_policies(name)
                 await self._forget_schemas(name)
             await self._broker.placement.release(name)

@@ -164,3 +164,29 @@ async def test_a_consumer_that_comes_during_the_check_keeps_its_subscription(
     assert not await topic.unsubscribe_if(subscription, lambda: not subscription.consumers)
     assert await names_after_check(broker, topic) == ["s"]
     await client.close()
+
+
+async def test_a_subscription_with_acknowledgements_in_an_open_transaction_stays(
+    broker: Broker, clock: FakeClock
+) -> None:
+    topic = await loaded(broker)
+    client = await RawClient.open("127.0.0.1", broker.port)
+    producer = await client.create_producer(TOPIC)
+    consumer = await client.subscribe(TOPIC, "s", permits=1)
+    await producer.send(b"x")
+    received = await consumer.receive()
+    begun = await client.request(
+        pb.BaseCommand.NEW_TXN,
+        pb.CommandNewTxn(tc_id=0, txn_ttl_millis=3_600_000, scalable=True),
+    )
+    txn = begun.new_txn_response
+    ack = consumer.ack_command([received.message_id], False, None)
+    ack.txnid_most_bits, ack.txnid_least_bits = txn.txnid_most_bits, txn.txnid_least_bits
+    await client.request(pb.BaseCommand.ACK, ack)
+    subscription = topic.subscriptions["s"]
+    assert subscription.messages_held is not None
+    assert subscription.messages_held.any
+    await consumer.close()
+    clock.ms += LIMIT_MS
+    assert await names_after_check(broker, topic) == ["s"]
+    await client.close()

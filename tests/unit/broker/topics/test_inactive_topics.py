@@ -10,6 +10,7 @@ from broker.app.service import Broker
 from broker.topics.idle_topics import IdleTopics
 from broker.topics.inactive_topics import InactiveTopics
 from broker.topics.topic import TopicNotFound, TopicUnavailable
+from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name
 from tests.support.embedded_broker import running
@@ -258,3 +259,29 @@ async def test_a_deleted_topic_is_not_found_without_auto_creation(checks: Checks
     await checks.time_passes()
     with pytest.raises(TopicNotFound):
         await checks.broker.topics.get(name_of(TOPIC), create=False)
+
+
+async def test_a_topic_with_messages_of_an_open_transaction_stays(checks: Checks) -> None:
+    await checks.set_policy()
+    producer = await checks.client.create_producer(TOPIC)
+    begun = await checks.client.request(
+        pb.BaseCommand.NEW_TXN,
+        pb.CommandNewTxn(tc_id=0, txn_ttl_millis=3_600_000, scalable=True),
+    )
+    most, least = begun.new_txn_response.txnid_most_bits, begun.new_txn_response.txnid_least_bits
+    await producer.send(
+        b"x",
+        metadata=pb.MessageMetadata(txnid_most_bits=most, txnid_least_bits=least),
+        send=pb.CommandSend(txnid_most_bits=most, txnid_least_bits=least),
+    )
+    await producer.close()
+    await checks.time_passes()
+    assert await checks.exists()
+    end = pb.CommandEndTxn(
+        txnid_most_bits=most, txnid_least_bits=least, txn_action=pb.COMMIT, scalable=True
+    )
+    await checks.client.request(pb.BaseCommand.END_TXN, end)
+    topic = checks.broker.topics.loaded()[TOPIC]
+    await until(lambda: topic.idle)
+    await checks.time_passes()
+    assert not await checks.exists()

@@ -1,4 +1,4 @@
-"""Three brokers: the leader of a topic dies while it changes the layout, or dies or leaves at rest.
+"""Three brokers: one dies while a topic's layout changes, or its leader dies or leaves at rest.
 
 If it dies at a step of a change that the policy makes, the next leader finishes the change, or
 undoes it and decides again, and keeps the cooldowns.  If it dies or leaves at rest, each consumer
@@ -24,13 +24,12 @@ from tests.support.broker_cluster import BrokerCluster
 from tests.support.dying_broker import DyingBroker
 from tests.support.effort import by_effort, draw_seed
 from tests.support.layout_steps import DiesAfter
-from tests.support.scaled_topic import NAMESPACE, ScaledTopic, merges, splits
+from tests.support.scaled_topic import NAMESPACE, REBUCKETS, ScaledTopic, merges, splits
 from tests.support.waiting import until_awaited
 
 ROUNDS: Final = by_effort(quick=2, whole=2, nightly=20)
 SEGMENTS: Final = 2
-STEPS: Final = [each for each in DiesAfter if each is not DiesAfter.CARRYING]
-"""Not CARRYING: the ledger of a child has other writes too, at an owner that may not lead."""
+PARTITIONS: Final = 2
 TIMEOUT_S: Final = 240 + 60 * ROUNDS
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(TIMEOUT_S)]
 
@@ -70,7 +69,7 @@ async def _kill_in_changes(brokers: BrokerCluster, rng: random.Random) -> list[s
     processes = processes_of(brokers)
     async with ScaledTopic.with_clients(processes, brokers.url, "orders", SEGMENTS, "ab") as topic:
         for number in range(ROUNDS):
-            at = rng.choice([each for each in STEPS if each.undone == (number % 2 == 0)])
+            at = rng.choice([each for each in DiesAfter if each.undone == (number % 2 == 0)])
             active = len(await topic.active())
             kind, policy = StepKind.SPLIT, splits(rng.choice((2, 3)), active)
             if active > SEGMENTS:
@@ -78,6 +77,37 @@ async def _kill_in_changes(brokers: BrokerCluster, rng: random.Random) -> list[s
             stays_away = rng.random() < 0.5
             outcomes.append(await topic.kill_in_change(kind, at, policy, stays_away=stays_away))
         await topic.check_cooldowns()
+    return outcomes
+
+
+def test_brokers_die_in_a_split_rebuckets_and_migrations(
+    brokers: BrokerCluster, report: Report
+) -> None:
+    """The leader of the topic dies, or the owner of a segment; one cluster for all."""
+    names = [f"topic://{NAMESPACE}/{each}" for each in ("carried", "shared")]
+    with state_on_failure(brokers, names):
+        outcomes = asyncio.run(_kill_in_each(brokers, random.Random(draw_seed())))
+    report("a broker of three killed in layout changes: " + "; ".join(outcomes))
+    assert not brokers.faults(), brokers.faults()
+
+
+async def _kill_in_each(brokers: BrokerCluster, rng: random.Random) -> list[str]:
+    processes, url = processes_of(brokers), brokers.url
+    by_leader = [each for each in DiesAfter if not each.by_an_owner]
+    outcomes: list[str] = []
+    async with ScaledTopic.with_clients(processes, url, "carried", SEGMENTS, "ab") as topic:
+        policy = splits(2, SEGMENTS)
+        outcomes.append(await topic.kill_in_change(StepKind.SPLIT, DiesAfter.CARRYING, policy))
+    # Five consumers have four entry buckets.
+    async with ScaledTopic.with_clients(processes, url, "shared", SEGMENTS, "abcde") as topic:
+        for number, at in enumerate((rng.choice(by_leader), DiesAfter.SEALING)):
+            for segment in await topic.active() if number else ():
+                await topic.rest("POST", f"/rebucket/{segment}", bucketCount=2)
+            outcomes.append(await topic.kill_in_change(StepKind.REBUCKET, at, REBUCKETS))
+    for number, at in enumerate((rng.choice(by_leader), DiesAfter.SEALING)):
+        name = f"moving-{number}"
+        async with ScaledTopic.once_ordinary(processes, url, name, PARTITIONS) as topic:
+            outcomes.append(await topic.kill_in_migration(at, PARTITIONS))
     return outcomes
 
 

@@ -30,6 +30,7 @@ VARIABLE: Final = "DYING_BROKER_DIRECTORY"
 PLAN: Final = "dies-at.json"
 WRITES: Final = "writes.txt"
 """The writes that matched, one a line; the last one is where the process died."""
+WITH: Final = " WITH "
 
 
 class DyingStore(MetadataStoreWrapper):
@@ -59,7 +60,7 @@ class DyingStore(MetadataStoreWrapper):
             sequence=sequence,
             indexes=indexes,
         )
-        return self._finish_write("put", key, put)
+        return self._finish_write("put", key, put, value)
 
     def delete(
         self, key: str, *, partition: str | None = None, expect: Version | None = None
@@ -67,16 +68,19 @@ class DyingStore(MetadataStoreWrapper):
         delete = super().delete(key, partition=partition, expect=expect)
         return self._finish_write("delete", key, delete)
 
-    async def _finish_write(self, verb: str, key: str, write: Coroutine[object, object, T]) -> T:
+    async def _finish_write(
+        self, verb: str, key: str, write: Coroutine[object, object, T], value: bytes = b""
+    ) -> T:
         result = await write
         plan = self._directory / PLAN
         if plan.exists():
-            self._die_if_planned(f"{verb} {key}", json.loads(plan.read_text("utf-8")))
+            self._die_if_planned(f"{verb} {key}", value, json.loads(plan.read_text("utf-8")))
         return result
 
-    def _die_if_planned(self, write: str, patterns: Sequence[str]) -> None:
+    def _die_if_planned(self, write: str, value: bytes, patterns: Sequence[str]) -> None:
         matched = _lines(self._directory / WRITES)
-        if re.search(patterns[len(matched)], write) is None:
+        key_pattern, _, part = patterns[len(matched)].partition(WITH)
+        if re.search(key_pattern, write) is None or part.encode() not in value:
             return
         with (self._directory / WRITES).open("a", encoding="utf-8") as writes:
             writes.write(f"{write}\n")
@@ -99,7 +103,8 @@ class DyingBroker(BrokerProcess):
     def die_at(self, patterns: Sequence[str]) -> None:
         """Die at a write that the last pattern matches, after writes that the others match.
 
-        A write is `put KEY` or `delete KEY`; the patterns are regular expressions.
+        A write is `put KEY` or `delete KEY`; the patterns are regular expressions.  What follows
+        WITH in a pattern has to be in the written value.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / WRITES).unlink(missing_ok=True)
@@ -126,11 +131,18 @@ async def until_one_dies(brokers: Sequence[DyingBroker], timeout_s: float) -> in
 
     From then on none of them does.
     """
+    (dead,) = await until_some_die(brokers, timeout_s)
+    return dead
+
+
+async def until_some_die(brokers: Sequence[DyingBroker], timeout_s: float) -> list[int]:
+    """Wait until at least one of the brokers has killed itself, and return their indexes."""
     await until(lambda: not all(each.running for each in brokers), timeout_s, poll_s=0.02)
     for each in brokers:
         each.live_on()
-    (dead,) = (index for index, each in enumerate(brokers) if not each.running)
-    brokers[dead].kill()
+    dead = [index for index, each in enumerate(brokers) if not each.running]
+    for index in dead:
+        brokers[index].kill()
     return dead
 
 

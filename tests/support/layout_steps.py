@@ -6,9 +6,14 @@ topic's record is written, else finished (see the README of broker/scalable).
 
 import enum
 from collections.abc import Sequence
+from typing import Final
 
 from broker.scalable.steps import StepKind
 from config.bounds import SPLIT_PARTS_MAX
+from tests.support.dying_broker import WITH
+
+_CARRIED: Final = "[]"
+"""The value of AWAITED_PROPERTY when a child has the ids of its parents."""
 
 
 class DiesAfter(enum.Enum):
@@ -23,29 +28,41 @@ class DiesAfter(enum.Enum):
     ENDED = "the end of the note"
 
     @property
+    def by_an_owner(self) -> bool:
+        """Whether the owner of a segment writes it, who need not lead the topic."""
+        return self in (DiesAfter.SEALING, DiesAfter.CARRYING)
+
+    @property
     def undone(self) -> bool:
         """Whether the next leader undoes the change."""
         return self in (DiesAfter.NOTED, DiesAfter.PREPARED)
 
     def patterns(
-        self, topic: str, kind: StepKind, next_segment_id: int, audit: str
+        self,
+        topic: str,
+        kind: StepKind,
+        next_segment_id: int,
+        audit: str,
+        parent: int | None = None,
     ) -> Sequence[str]:
         """The writes up to this one, of the next change of this kind of a topic.
 
         `topic` is a local name; `next_segment_id` that of the first child; `audit` a subscription
-        on which nothing is acknowledged, so that its cursors are only written when created.
+        on which nothing is acknowledged, so that its cursors are only written when created.  Of
+        several parents `parent` is the one that is being sealed; None: any.
         """
         note = f"^put /scalable-topic-steps/.*{topic}:{kind.value}-"
         record, history = f"^put /topics/.*/{topic}$", f"^put /topics/.*/{topic}/history/"
         ledgers = f"^put /managed-ledgers/.*/segment/{topic}/[0-9a-f]*-[0-9a-f]*-"
-        ordinary = f"^put /managed-ledgers/.*/persistent/{topic}(-partition-[0-9]+)?$"
+        number = "[0-9]+" if parent is None else str(parent)
+        ordinary = f"^put /managed-ledgers/.*/persistent/{topic}(-partition-{number})?$"
         children = "|".join(str(next_segment_id + n) for n in range(SPLIT_PARTS_MAX))
         return {
             DiesAfter.NOTED: [note],
             DiesAfter.PREPARED: [note, f"^put /managed-ledgers/.*/{audit}$"],
             DiesAfter.PUBLISHED: [note, record],
             DiesAfter.RECORDED: [note, record, history],
-            DiesAfter.SEALING: [note, record, f"{ledgers}(?!({children})$)[0-9]*$|{ordinary}"],
-            DiesAfter.CARRYING: [note, record, history, f"{ledgers}({children})$"],
+            DiesAfter.SEALING: [note, record, f"{ledgers}(?!({children})$){number}$|{ordinary}"],
+            DiesAfter.CARRYING: [note, record, history, f"{ledgers}({children})${WITH}{_CARRIED}"],
             DiesAfter.ENDED: [note, record, note.replace("put", "delete")],
         }[self]

@@ -18,7 +18,7 @@ import magnetar
 from broker.scalable.steps import StepKind
 from tests.client.streams import Readers
 from tests.support.assignments import Assigned, assigned
-from tests.support.dying_broker import DyingBroker, until_one_dies
+from tests.support.dying_broker import DyingBroker, until_some_die
 from tests.support.layout_steps import DiesAfter
 from tests.support.waiting import end, until, until_awaited
 
@@ -191,6 +191,34 @@ class ScaledTopic:
             topic.readers.check_order(exactly_once=False)
             await topic._check_stored(client)
 
+    @classmethod
+    @asynccontextmanager
+    async def once_ordinary(
+        cls, brokers: Sequence[DyingBroker], url: str, local_name: str, partitions: int
+    ) -> AsyncIterator["ScaledTopic"]:
+        """Create a partitioned topic and its producer; at the end it is read as a scalable one."""
+        topic = cls(brokers, local_name, "ab")
+        ordinary = f"persistent://{NAMESPACE}/{local_name}"
+        path = f"/persistent/{NAMESPACE}/{local_name}"
+        for target, body in (
+            (f"{path}/partitions", partitions),
+            (f"{path}/subscription/{AUDIT}", {"ledgerId": -1, "entryId": -1}),
+        ):
+            status, answer = await brokers[0].rest("PUT", target, body=body)
+            assert status == 204, answer
+        async with AsyncExitStack() as opened:
+            client = await opened.enter_async_context(magnetar.connect(url))
+            producer = await opened.enter_async_context(client.producer(ordinary, schema=str))
+            opened.push_async_callback(topic._end)
+            topic._begin(producer)
+            yield topic
+            topic.readers = await opened.enter_async_context(Readers(client, topic.name))
+            for name in topic.names:
+                await topic.readers.add(name)
+            await topic._stop()
+            topic.readers.check_order(exactly_once=False)
+            await topic._check_stored(client)
+
     def _begin(self, producer: magnetar.Producer[str]) -> None:
         keys = [f"k{number}" for number in range(KEYS)]
         self._sending = [asyncio.create_task(self._send(producer, key)) for key in keys]
@@ -257,15 +285,14 @@ class ScaledTopic:
         """
         await self.all_keys_get_on()
         had, before = await self.assigned(), await self.record()
-        patterns = at.patterns(self.local_name, kind, cast("int", before["nextSegmentId"]), AUDIT)
-        if at is DiesAfter.SEALING and len(self._brokers) > 1:
-            # The owner of a parent dies, which need not be the leader of the topic.
-            patterns = patterns[-1:]
-        for each in self._brokers:
-            each.die_at(patterns)
+        # Of the parents of a rebucket one owner dies, not each of them at once.
+        parent = min(await self.active()) if kind is StepKind.REBUCKET else None
+        first_child = cast("int", before["nextSegmentId"])
+        patterns = at.patterns(self.local_name, kind, first_child, AUDIT, parent)
+        self._die_at(at, patterns)
         await self.use_policy(policy)
         try:
-            dead = self._brokers[await until_one_dies(self._brokers, CHANGE_S)]
+            await until_some_die(self._brokers, CHANGE_S)
         except TimeoutError as error:
             error.add_note(f"{kind}, to die after {at}: {await self.rest('GET', '/scaling')}")
             for each in self._brokers:
@@ -273,11 +300,10 @@ class ScaledTopic:
             raise
         died_ms = time.time() * 1000
         if not stays_away:
-            await dead.start()
-        made_ms = await self._await_change(cast("int", before["nextSegmentId"]), kind)
+            await self._start_the_dead()
+        made_ms = await self._await_change(first_child, kind)
         await self.use_policy(OFF)
-        if stays_away:
-            await dead.start()
+        await self._start_the_dead()
         again = made_ms > died_ms
         assert again == at.undone, f"{kind} after {at}: made at {made_ms}, died at {died_ms}"
         now = await self.assigned()
@@ -286,6 +312,48 @@ class ScaledTopic:
             _check_moves(had, now)
         outcome = f"decided again {(made_ms - died_ms) / 1000:.1f} s later" if again else "finished"
         return f"{kind.value} after {at.value}: {outcome}"
+
+    def _die_at(self, at: DiesAfter, patterns: Sequence[str]) -> None:
+        if at.by_an_owner and len(self._brokers) > 1:
+            # The owner of a segment dies, which need not be the leader of the topic.
+            patterns = patterns[-1:]
+        for each in self._brokers:
+            each.die_at(patterns)
+
+    async def _start_the_dead(self) -> None:
+        """Start all brokers that do not run: owners of several segments may have died at once."""
+        await asyncio.gather(*(each.start() for each in self._brokers if not each.running))
+
+    async def kill_in_migration(self, at: DiesAfter, partitions: int) -> str:
+        """Migrate the topic, and have a broker die at a step of that; returns what came of it.
+
+        Afterwards it is scalable, and all of its partitions are sealed.
+        """
+        await self.all_keys_get_on()
+        self._die_at(at, at.patterns(self.local_name, StepKind.MIGRATE, partitions, AUDIT, 0))
+        path = f"/scalable/{NAMESPACE}/{self.local_name}/migrate"
+        request = asyncio.create_task(self._brokers[0].rest("POST", path))
+        await until_some_die(self._brokers, CHANGE_S)
+        with suppress(aiohttp.ClientError):
+            status, _ = await request
+            assert not (at.undone and status == 204), "confirmed before it was stored"
+        await self._start_the_dead()
+
+        async def is_migrated() -> bool:
+            status, _ = await self._brokers[0].rest("GET", path.removesuffix("/migrate"))
+            if status == 404 and at.undone:
+                # An attempt beside the undo of the first one may be refused.
+                await self._brokers[0].rest("POST", path)
+            elif status != 404:
+                segments = (await self.segments()).values()
+                return sum(bool(each["active"]) for each in segments) == partitions
+            assert status in (200, 503) or at.undone, status
+            await asyncio.sleep(RETRY_S)
+            return False
+
+        await until_awaited(is_migrated, CHANGE_S)
+        await self.all_keys_get_on()
+        return f"migrate after {at.value}: {'undone, made again' if at.undone else 'finished'}"
 
     async def kill_at_rest(self) -> None:
         """Kill all brokers while nothing changes: each consumer keeps its segments."""

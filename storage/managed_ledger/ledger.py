@@ -181,6 +181,8 @@ class ManagedLedger:
     async def terminate(self) -> Position:
         """Seal the stream for ever and return its last position.  Idempotent.
 
+        A caller that is cancelled while the end is written waits for that write.
+
         Entries taken before are decided first.  From the call on `append` raises
         `ManagedLedgerTerminated`, also if this raises: `LedgerError`, `MetadataError`,
         `AppendOutcomeUnknown` (call again), `ManagedLedgerFenced`, `ManagedLedgerClosed`.
@@ -195,11 +197,21 @@ class ManagedLedger:
                     )
                 )
                 await self._writer.finish()
-                async with core.lock:
-                    await core.save(terminated=core.last_confirmed)
-                core.move(ManagedLedgerState.TERMINATED)
-                self._ledgers_changed()
+                saving = core.loop.create_task(self._save_end())
+                try:
+                    await asyncio.shield(saving)
+                finally:
+                    # A store carries out a write whose caller was cancelled.  `close` waits for it:
+                    # else its own write of the record would take that for another owner's.
+                    await asyncio.wait((saving,))
             return core.terminated or core.last_confirmed
+
+    async def _save_end(self) -> None:
+        core = self._core
+        async with core.lock:
+            await core.save(terminated=core.last_confirmed)
+        core.move(ManagedLedgerState.TERMINATED)
+        self._ledgers_changed()
 
     # Reading
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from storage.ledger.store import DiskFull, LedgerError
@@ -14,7 +15,7 @@ from storage.managed_ledger.types import (
     ManagedLedgerTerminated,
     Retention,
 )
-from storage.metadata.store import MetadataError
+from storage.metadata.store import MetadataError, PutResult, Version
 from tests.support.bounds import set_bound
 from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.crashes import crash_at_each_step, numbered
@@ -53,6 +54,44 @@ async def test_terminate_waits_for_what_was_taken_and_seals_for_ever() -> None:
         assert data_of(await contents(ledger)) == numbered(25)
         with pytest.raises(ManagedLedgerTerminated):
             ledger.append(b"late", lambda *_: None)
+
+
+async def test_cancelled_terminate_leaves_no_write_that_fences_the_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    ledger = await world.open()
+    end = (await publish(ledger, 3))[-1]
+    put, held, queue = world.metadata.put, asyncio.Event(), asyncio.Lock()
+    asked: list[str] = []
+
+    async def put_in_turn(key: str, value: bytes, expect: Version | None) -> PutResult:
+        async with queue:
+            await held.wait()
+            return await put(key, value, expect=expect)
+
+    async def put_later(
+        key: str, value: bytes, *, expect: Version | None = None, **_: object
+    ) -> PutResult:
+        """Put it behind earlier ones, also if the caller is cancelled, as a store on disk does."""
+        asked.append(key)
+        return await asyncio.shield(put_in_turn(key, value, expect))
+
+    monkeypatch.setattr(world.metadata, "put", put_later)
+    sealing = asyncio.ensure_future(ledger.terminate())
+    await until(lambda: asked, poll_s=0)
+    sealing.cancel()
+    with capture_logs() as logged:
+        closing = asyncio.ensure_future(ledger.close())
+        await settle()
+        held.set()
+        await closing
+    assert not logged, "nobody else has written the record"
+    with pytest.raises(asyncio.CancelledError):
+        await sealing
+    ledger = await world.crash()
+    assert ledger.state is ManagedLedgerState.TERMINATED
+    assert ledger.last_confirmed == end
 
 
 async def test_an_empty_stream_can_be_terminated() -> None:

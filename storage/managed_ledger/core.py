@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -278,6 +278,18 @@ class StreamCore:
             self.ledgers.add(adding)
         self.terminated = terminated
         self.properties = properties
+
+    async def complete(self, writing: Coroutine[None, None, None]) -> None:
+        """Wait until a write of the record is over, also when the caller is cancelled.
+
+        A store carries out a write whose caller was cancelled.  The next one would take it for that
+        of another owner.
+        """
+        task = self.loop.create_task(writing)
+        try:
+            await asyncio.shield(task)
+        finally:
+            await asyncio.wait((task,))
 
     def _with_trimmed_position(
         self, without: Collection[int], properties: Mapping[str, str]

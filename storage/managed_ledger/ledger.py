@@ -197,13 +197,7 @@ class ManagedLedger:
                     )
                 )
                 await self._writer.finish()
-                saving = core.loop.create_task(self._save_end())
-                try:
-                    await asyncio.shield(saving)
-                finally:
-                    # A store carries out a write whose caller was cancelled.  `close` waits for it:
-                    # else its own write of the record would take that for another owner's.
-                    await asyncio.wait((saving,))
+                await core.complete(self._save_end())
             return core.terminated or core.last_confirmed
 
     async def _save_end(self) -> None:
@@ -293,7 +287,13 @@ class ManagedLedger:
     # Properties, trimming, closing, deleting
 
     async def set_properties(self, changes: Mapping[str, str | None]) -> None:
-        """Change properties durably; None removes one."""
+        """Change properties durably; None removes one.
+
+        A caller that is cancelled waits for the write.
+        """
+        await self._core.complete(self._set_properties(changes))
+
+    async def _set_properties(self, changes: Mapping[str, str | None]) -> None:
         core = self._core
         async with core.lock:
             merged = {**core.properties, **changes}

@@ -56,8 +56,9 @@ async def test_terminate_waits_for_what_was_taken_and_seals_for_ever() -> None:
             ledger.append(b"late", lambda *_: None)
 
 
-async def test_cancelled_terminate_leaves_no_write_that_fences_the_close(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("seals", [True, False])
+async def test_cancelled_write_does_not_fence_the_close(
+    monkeypatch: pytest.MonkeyPatch, seals: bool
 ) -> None:
     world = World()
     ledger = await world.open()
@@ -78,9 +79,11 @@ async def test_cancelled_terminate_leaves_no_write_that_fences_the_close(
         return await asyncio.shield(put_in_turn(key, value, expect))
 
     monkeypatch.setattr(world.metadata, "put", put_later)
-    sealing = asyncio.ensure_future(ledger.terminate())
+    writing = asyncio.ensure_future(
+        ledger.terminate() if seals else ledger.set_properties({"a": "1"})
+    )
     await until(lambda: asked, poll_s=0)
-    sealing.cancel()
+    writing.cancel()
     with capture_logs() as logged:
         closing = asyncio.ensure_future(ledger.close())
         await settle()
@@ -88,9 +91,10 @@ async def test_cancelled_terminate_leaves_no_write_that_fences_the_close(
         await closing
     assert not logged, "nobody else has written the record"
     with pytest.raises(asyncio.CancelledError):
-        await sealing
+        await writing
     ledger = await world.crash()
-    assert ledger.state is ManagedLedgerState.TERMINATED
+    assert (ledger.state is ManagedLedgerState.TERMINATED) is seals
+    assert (ledger.properties == {"a": "1"}) is not seals
     assert ledger.last_confirmed == end
 
 

@@ -92,9 +92,7 @@ class ScalableTopics(SegmentReports):
             is_awaited=lambda name: self.sessions.count(name) > 0,
         )
         self._leads = TopicLeadership(
-            placement,
-            recover=self._recover_steps_of,
-            ended=self._lead_ended,
+            placement, recover=self._recover_steps_of, ended=self._lead_ended
         )
         self._mirrors = Mirrors(self)
         self._follower = self._make_follower() if self._shared else None

@@ -389,7 +389,11 @@ async def test_cve_2026_105930_105936_105945_separators_in_a_path_reach_nothing_
                     status = (await _answer(session, method, url, role))[0]
                     assert isinstance(status, int)
                     stored = role == "root" and STORED.fullmatch(f"{{{part}}}")
-                    assert 400 <= status < 500 or (stored and status < 300), (role, method, url)
+                    assert 400 <= status < 500 or status == 501 or (stored and status < 300), (
+                        role,
+                        method,
+                        url,
+                    )
     for path in (
         "/lookup/v2/topic/topic%3A%2F%2Ftnt-a%2Fnsp-a%2Fx/tnt-a/nsp-a/top-a",
         "/lookup/v2/topic/topic/tnt-a%2Fnsp-a/big-a/x",

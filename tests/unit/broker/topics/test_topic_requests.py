@@ -29,6 +29,7 @@ from broker.topics.topic_requests import (
     TopicRequest,
     UnloadTopic,
     ViewCompaction,
+    ViewInternalStats,
     ViewTopicProperties,
     ViewTopicStats,
 )
@@ -53,6 +54,7 @@ REQUESTS: list[Request[LocalTopics, object]] = [
     EndOnTopic(TOPIC, "3_42", False, ["a b/c", "s"]),
     ViewTopicProperties(TOPIC),
     ViewTopicStats(TOPIC),
+    ViewInternalStats(TOPIC),
     CompactTopic(TOPIC),
     ViewCompaction(TOPIC),
     ListTopicSubscriptions(TOPIC),
@@ -74,7 +76,7 @@ def test_request_arrives_as_it_was_sent(request_: Request[LocalTopics, object]) 
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == TOPIC_REQUESTS.keys()
-    assert len(TOPIC_REQUESTS) == 17
+    assert len(TOPIC_REQUESTS) == 18
 
 
 def test_no_kind_is_in_two_tables() -> None:

@@ -209,6 +209,10 @@ LOADS_PER_COLLECTION = 1_000
 """Loads of topics after which the garbage collector goes through what they have made: in 50 ms."""
 IDLE_LOOK_S = 30
 """Longest time between two checks for idle topics."""
+NON_PERSISTENT_TOPIC_IDLE_S = 60
+"""A non-persistent topic without producers and subscriptions is deleted after this time."""
+NON_PERSISTENT_CHECK_S = 15
+"""Time between two checks for such topics."""
 IDLE_TOPICS_TO_TRIM = 100_000
 """Unloaded topics that are loaded again when retention ends; others wait for their next user."""
 

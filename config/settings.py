@@ -237,6 +237,11 @@ class Settings(BaseSettings):
         description="Create a missing durable subscription when a consumer names it (namespaces "
         "and topics may override)",
     )
+    max_concurrent_non_persistent_messages_per_connection: Positive = Field(
+        1000,
+        description="Messages for non-persistent topics that a connection may have in flight; the "
+        "broker drops the others",
+    )
     idle_topic_unload_s: NotNegative = Field(
         300, description="Unload unused topics and segments after this time; 0: never"
     )

@@ -115,6 +115,30 @@ POST                 /admin/v2/namespaces/revokePermissionsOnTopics             
 
 GET                  /admin/v2/non-persistent/{tenant}/{namespace}                       lookup
 GET                  /admin/v2/non-persistent/{tenant}/{namespace}/partitioned           lookup
+PUT DELETE           /admin/v2/non-persistent/{tenant}/{namespace}/{topic}               tenant-admin
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/partitions    lookup
+PUT POST DELETE      /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/partitions    tenant-admin
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/partitioned-stats lookup
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/stats         lookup
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/internalStats lookup
+PUT                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/unload        tenant-admin
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/permissions   tenant-admin
+POST DELETE          /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/permissions/{role} tenant-admin
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscriptions consume
+PUT DELETE           /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription} consume
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/lastMessageId lookup
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/terminate     tenant-admin
+DELETE               /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/truncate      tenant-admin
+GET PUT              /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/compaction    tenant-admin
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/offload       tenant-admin
+PUT                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/offload       superuser
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip_all consume
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages consume
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages/{seconds} consume
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/all_subscription/expireMessages/{seconds} tenant-admin
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/resetcursor consume
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/resetcursor/{timestamp} consume
+GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/position/{position} consume
 
 GET                  /admin/v2/persistent/{tenant}/{namespace}                           lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/partitioned               lookup

@@ -225,14 +225,18 @@ async def delete_namespace(broker: Broker, name: NamespaceName, *, force: bool) 
 
 
 async def topics(request: web.Request) -> web.Response:
-    """GET `?mode=`: persistent topics; scalable ones are listed by /admin/v2/scalable."""
+    """GET `?mode=`: ordinary topics; scalable ones are listed by /admin/v2/scalable."""
     broker = request.app[BROKER]
     await broker.namespaces.require(namespace_of(request))
     mode = request.query.get("mode", "PERSISTENT")
     if mode not in TOPIC_MODES:
         raise refused(f"There is no mode {mode!r}: give one of {', '.join(TOPIC_MODES)}.")
-    names = await broker.topics.list_names(namespace_of(request))
-    return web.json_response([] if mode == "NON_PERSISTENT" else names)
+    namespace, names = namespace_of(request), list[str]()
+    if mode != "NON_PERSISTENT":
+        names += await broker.topics.list_names(namespace)
+    if mode != "PERSISTENT":
+        names += await broker.topics.non_persistent.list_names(namespace)
+    return web.json_response(names)
 
 
 async def unload(request: web.Request) -> web.Response:

@@ -1,10 +1,10 @@
-"""`/admin/v2/persistent/{tenant}/{namespace}/{topic}/partitions`: partitioned topics.
+"""`/admin/v2/{domain}/{tenant}/{namespace}/{topic}/partitions`: partitioned topics, stored or not.
 
 A body has the number of partitions as a number, as text, or (when the topic is created) as Pulsar's
 PartitionedTopicMetadata, which may have properties.  Any broker serves these requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 from aiohttp import web
@@ -13,7 +13,6 @@ from broker.admin.keys import BROKER
 from broker.admin.not_served import require_no_shadow
 from broker.admin.partition_requests import copy_subscriptions
 from broker.admin.persistent import (
-    BASE,
     TOPIC,
     persistent_name,
     require_no_ledger_metadata,
@@ -28,6 +27,7 @@ from broker.admin.rest import (
     namespace_of,
     no_content,
     not_found,
+    ordinary_topic_of,
     properties_in,
 )
 from broker.admin.topic_stats import stats_of_all
@@ -37,24 +37,28 @@ from broker.topics.partitions import PartitionedTopic
 from broker.topics.reserved_names import COORDINATORS
 from broker.topics.topic import TopicNotFound
 from broker.topics.topic_requests import ViewInternalStats
-from magnetar.protocol.names import TopicName, require_creatable
+from magnetar.protocol.names import TopicDomain, TopicName, require_creatable
 
-PARTITIONS = TOPIC + "/partitions"
 COUNT_CHARACTERS = 20
 METADATA_MEMBERS = frozenset({"partitions", "properties", "deleted"})
 
 
 def routes() -> list[web.RouteDef]:
     """The resource's routes."""
-    return [
-        web.get(BASE + "/partitioned", list_partitioned),
-        web.get(PARTITIONS, get_partitions),
-        web.put(PARTITIONS, create_partitioned),
-        web.post(PARTITIONS, grow_partitions),
-        web.delete(PARTITIONS, delete_partitioned),
-        web.get(TOPIC + "/partitioned-stats", partitioned_stats),
-        web.get(TOPIC + "/partitioned-internalStats", stats_of_ledgers),
-    ]
+    found: list[web.RouteDef] = []
+    for domain in (TopicDomain.PERSISTENT, TopicDomain.NON_PERSISTENT):
+        namespace = f"/admin/v2/{domain.value}/{{tenant}}/{{namespace}}"
+        topic = namespace + "/{topic}"
+        found += [
+            web.get(namespace + "/partitioned", _listed(domain)),
+            web.get(topic + "/partitions", get_partitions),
+            web.put(topic + "/partitions", create_partitioned),
+            web.post(topic + "/partitions", grow_partitions),
+            web.delete(topic + "/partitions", delete_partitioned),
+            web.get(topic + "/partitioned-stats", partitioned_stats),
+        ]
+    found.append(web.get(TOPIC + "/partitioned-internalStats", stats_of_ledgers))
+    return found
 
 
 def _count_in(value: object) -> int:
@@ -85,12 +89,15 @@ def _metadata_in(body: object) -> tuple[int, Mapping[str, str]]:
     return _count_in(body.get("partitions")), properties_in(body.get("properties"))
 
 
-async def list_partitioned(request: web.Request) -> web.Response:
-    """GET: names of partitioned topics."""
-    broker = request.app[BROKER]
-    namespace = namespace_of(request)
-    await broker.namespaces.require(namespace)
-    return web.json_response(await broker.topics.partitioned.list(namespace))
+def _listed(domain: TopicDomain) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def list_partitioned(request: web.Request) -> web.Response:
+        """GET: names of partitioned topics."""
+        broker = request.app[BROKER]
+        namespace = namespace_of(request)
+        await broker.namespaces.require(namespace)
+        return web.json_response(await broker.topics.partitioned.list(namespace, domain))
+
+    return list_partitioned
 
 
 async def get_partitions(request: web.Request) -> web.Response:
@@ -102,7 +109,7 @@ async def get_partitions(request: web.Request) -> web.Response:
     each coordinator.
     """
     broker = request.app[BROKER]
-    topics, name = broker.topics, persistent_name(request)
+    topics, name = broker.topics, ordinary_topic_of(request)
     if name == COORDINATORS:
         count = broker.settings.coordinators_of_v4_clients
         return web.json_response(_metadata_json(PartitionedTopic(count)))
@@ -127,7 +134,7 @@ def _metadata_json(found: PartitionedTopic | None) -> dict[str, object]:
 async def create_partitioned(request: web.Request) -> web.Response:
     """PUT, the number of partitions or PartitionedTopicMetadata as body: create the topic."""
     broker = request.app[BROKER]
-    name = persistent_name(request)
+    name = ordinary_topic_of(request)
     broker.topics.require_served(name)
     require_creatable(name)
     await broker.namespaces.require(namespace_of(request))
@@ -141,10 +148,10 @@ async def create_partitioned(request: web.Request) -> web.Response:
 
 
 async def _create_partitions(broker: Broker, name: TopicName, count: int) -> None:
-    """Create the first `count` partitions, if this is the only broker."""
+    """Create the first `count` partitions, if this is the only broker and they are stored."""
     # In a cluster the broker that first serves a partition creates it; otherwise this one would
     # own all of them.
-    if broker.placement.shared:
+    if broker.placement.shared or name.domain is TopicDomain.NON_PERSISTENT:
         return
 
     partitions = [name.partition(index) for index in range(count)]
@@ -154,21 +161,22 @@ async def _create_partitions(broker: Broker, name: TopicName, count: int) -> Non
 async def grow_partitions(request: web.Request) -> web.Response:
     """POST, the new number as body: add partitions, with the subscriptions of the first one."""
     broker = request.app[BROKER]
-    name = persistent_name(request)
+    name = ordinary_topic_of(request)
     await require_not_migrated(request, name)
     count = _count_in(await body_of(request))
     before = await broker.topics.partitioned.count(name)
     first = await broker.topics.cluster.stats(name.partition(0)) if before else {}
     await broker.topics.partitioned.grow(name, count)
     await _create_partitions(broker, name, count)
-    added = [name.partition(index) for index in range(before, count)]
-    await copy_subscriptions(broker, first, added)
+    if name.domain is TopicDomain.PERSISTENT:
+        added = [name.partition(index) for index in range(before, count)]
+        await copy_subscriptions(broker, first, added)
     return no_content()
 
 
 async def delete_partitioned(request: web.Request) -> web.Response:
     """DELETE `?force=true`: delete the topic with its partitions."""
-    name = persistent_name(request)
+    name = ordinary_topic_of(request)
     await require_not_migrated(request, name)
     await request.app[BROKER].topics.delete_partitioned(name, force=flag(request, "force"))
     return no_content()
@@ -180,7 +188,7 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     `?excludePublishers=&excludeConsumers=` as for one topic.
     """
     broker = request.app[BROKER]
-    name = persistent_name(request)
+    name = ordinary_topic_of(request)
     found = await broker.topics.partitioned.find(name)
     if found is None:
         raise not_found(f"{name} is not partitioned: ask for /stats.")

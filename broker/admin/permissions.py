@@ -11,7 +11,15 @@ from aiohttp import web
 
 from broker.admin.access import require_access
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError, body_of, namespace_of, no_content, shortened, topic_of
+from broker.admin.rest import (
+    RestError,
+    body_of,
+    namespace_of,
+    no_content,
+    ordinary_topic_of,
+    shortened,
+    topic_of,
+)
 from broker.policies.grants import grant, revoke
 from config.bounds import GRANTS_OF_REQUEST
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, parse_topic_name
@@ -20,6 +28,7 @@ from security.identity import InvalidRole, role_of
 
 NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
 PERSISTENT = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions"
+NON_PERSISTENT = "/admin/v2/non-persistent/{tenant}/{namespace}/{topic}/permissions"
 SCALABLE = "/admin/v2/scalable/{tenant}/{namespace}/{topic}/permissions"
 MODES = ("None", "Prefix")
 Json = dict[str, object]
@@ -39,7 +48,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/admin/v2/namespaces/grantPermissionsOnTopics", grant_on_topics),
         web.post("/admin/v2/namespaces/revokePermissionsOnTopics", revoke_on_topics),
     ]
-    for path in (PERSISTENT, SCALABLE):
+    for path in (PERSISTENT, NON_PERSISTENT, SCALABLE):
         found.append(web.get(path, of_topic))
         found.append(web.post(path + "/{role}", grant_on_topic))
         found.append(web.delete(path + "/{role}", revoke_on_topic))
@@ -219,8 +228,9 @@ def _section(record: Mapping[str, object], member: str) -> object:
 
 
 def _topic(request: web.Request) -> TopicName:
-    scalable = request.path.startswith("/admin/v2/scalable/")
-    return topic_of(request, TopicDomain.TOPIC if scalable else TopicDomain.PERSISTENT).partitioned
+    if request.path.startswith("/admin/v2/scalable/"):
+        return topic_of(request, TopicDomain.TOPIC).partitioned
+    return ordinary_topic_of(request).partitioned
 
 
 def _role(request: web.Request) -> str:

@@ -146,8 +146,15 @@ def topic_of(request: web.Request, domain: str) -> TopicName:
     namespace = namespace_of(request)
     name = parse_topic_name(f"{domain}://{namespace}/{request.match_info['topic']}")
     if name.domain.value != domain:
-        raise refused(f"{shortened(repr(domain))} is no domain: give topic or persistent.")
+        raise refused(
+            f"{shortened(repr(domain))} is no domain: give topic, persistent or non-persistent."
+        )
     return name
+
+
+def ordinary_topic_of(request: web.Request) -> TopicName:
+    """The topic in the path, in the domain that the path names: `/admin/v2/{domain}/...`."""
+    return topic_of(request, request.path.split("/", 4)[3])
 
 
 def flag(request: web.Request, name: str) -> bool:

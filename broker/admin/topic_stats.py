@@ -49,8 +49,9 @@ def stats_of_all(partitions: Iterable[Mapping[str, object]]) -> dict[str, object
         **_incoming(each),
         **outgoing_members(*_sums(each, "msgRateOut", "msgThroughputOut")),
         **_least(each, EARLIEST_OF_TOPIC),
+        **_drop_rate(each),
         "publishers": [
-            {**same[0], **_added(same, PUBLISHER_COUNTS), **_incoming(same)}
+            {**same[0], **_added(same, PUBLISHER_COUNTS), **_incoming(same), **_drop_rate(same)}
             for same in publishers.values()
         ],
         "subscriptions": {name: _subscription_of_all(same) for name, same in subscriptions.items()},
@@ -61,6 +62,12 @@ def _least(each: Iterable[Mapping[str, object]], name: str) -> dict[str, int]:
     """The least value of a member, under its name; {} if none has it."""
     values = [value for one in each if isinstance(value := one.get(name), int)]
     return {name: min(values)} if values else {}
+
+
+def _drop_rate(each: list[Mapping[str, object]]) -> dict[str, float]:
+    """The added rate of dropped messages; {} for topics that store what they get."""
+    has_any = any("msgDropRate" in one for one in each)
+    return _added(each, ("msgDropRate",)) if has_any else {}
 
 
 def _incoming(each: Iterable[Mapping[str, object]]) -> dict[str, float]:
@@ -89,6 +96,7 @@ def _subscription_of_all(each: list[Mapping[str, object]]) -> dict[str, object]:
     return {
         **_added(each, (*SUBSCRIPTION_COUNTS, *SUBSCRIPTION_RATES)),
         **_least(each, EARLIEST_OF_SUBSCRIPTION),
+        **_drop_rate(each),
         "type": types[0] if types else "None",
         "isDurable": all(one.get("isDurable") for one in each),
         "subscriptionProperties": each[0].get("subscriptionProperties", {}),

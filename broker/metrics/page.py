@@ -66,7 +66,9 @@ class MetricsPage:
         families = topic_families(self._broker)
         topics = list(self._broker.topics.loaded().values())
         scalable = values_of(self._broker, self._broker.scalable.in_memory())
-        for _ in families.collect(topics, self._broker.topics.unloaded.by_topic, scalable):
+        non_persistent = list(self._broker.topics.non_persistent.loaded().values())
+        unloaded = self._broker.topics.unloaded.by_topic
+        for _ in families.collect(topics, non_persistent, unloaded, scalable):
             yield ""
         yield from _bundled(families.text())
         yield from _bundled(_text_of(metric) for metric in self._registry.collect())

@@ -4,6 +4,7 @@ There may be a hundred thousand samples, so they are collected and written in pa
 parts the caller may let the event loop go on.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final, NamedTuple
@@ -14,12 +15,16 @@ from broker.metrics.scalable import (
     SEGMENT_GAUGES,
     ScalableTopicValues,
 )
+from broker.topics.non_persistent.stats import drop_rate
+from broker.topics.non_persistent.topic import NonPersistentTopic
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.unloaded_backlogs import UnloadedBacklog
 from config.bounds import METRICS_PART_SAMPLES
 
 LEFT_OUT: Final = "magnetar_producer_names_left_out"
+DROP_RATE: Final = "pulsar_subscription_msg_drop_rate"
+DROPPED: Final = "magnetar_publish_dropped_messages_total"
 _TOPIC = ("cluster", "namespace", "topic")
 _SUBSCRIPTION = (*_TOPIC, "subscription")
 _ENDED = (*_SUBSCRIPTION, "status")
@@ -75,6 +80,7 @@ _FAMILIES: Mapping[str, _Family] = {
             "magnetar_segment_read_bytes_total": "Bytes of entries read in bulk",
             "pulsar_txn_tb_committed_total": "... committed",
             "pulsar_txn_tb_aborted_total": "... aborted",
+            DROPPED: "Messages dropped, because too many of their connection were in flight",
         },
     ),
     **_families(
@@ -86,6 +92,7 @@ _FAMILIES: Mapping[str, _Family] = {
             "pulsar_subscription_delayed": "Entries delayed until their time",
             "pulsar_subscription_unacked_messages": "Delivered, not acknowledged",
             "pulsar_subscription_consumers_count": "Consumers attached",
+            DROP_RATE: "Messages a second that no consumer could receive, of non-persistent topics",
         },
     ),
     **_families(
@@ -138,6 +145,7 @@ class TopicFamilies:
     def collect(
         self,
         topics: Iterable[Topic],
+        non_persistent: Iterable[NonPersistentTopic],
         unloaded: Mapping[str, UnloadedBacklog],
         scalable: Iterable[ScalableTopicValues] = (),
     ) -> Iterator[None]:
@@ -147,6 +155,7 @@ class TopicFamilies:
         """
         samples = chain(
             chain.from_iterable(self._samples_of(each) for each in topics),
+            chain.from_iterable(self._samples_of_non_persistent(each) for each in non_persistent),
             chain.from_iterable(
                 self._samples_of_unloaded(name, backlog) for name, backlog in list(unloaded.items())
             ),
@@ -202,6 +211,28 @@ class TopicFamilies:
                     labels = self._labels(_ENDED, *labels.values[1:], _SUCCEED)
                     yield "pulsar_txn_tp_committed_count_total", labels, core.commits
                     yield "pulsar_txn_tp_aborted_count_total", labels, core.aborts
+
+    def _samples_of_non_persistent(
+        self, topic: NonPersistentTopic
+    ) -> Iterator[tuple[str, _Labels, float]]:
+        namespace, name = str(topic.name.namespace_name), str(topic.name)
+        labels = self._labels(_TOPIC, namespace, name)
+        messages_in, bytes_in, messages_out, bytes_out = topic.traffic
+        yield "pulsar_topics_count", labels, 1
+        yield "pulsar_producers_count", labels, len(topic.producers)
+        yield "pulsar_consumers_count", labels, topic.consumer_count
+        yield "pulsar_subscriptions_count", labels, len(topic.subscriptions)
+        yield "pulsar_in_messages_total", labels, messages_in
+        yield "pulsar_in_bytes_total", labels, bytes_in
+        yield "pulsar_out_messages_total", labels, messages_out
+        yield "pulsar_out_bytes_total", labels, bytes_out
+        yield DROPPED, labels, topic.messages_dropped_total
+        now_s = asyncio.get_running_loop().time()
+        for subscription in list(topic.subscriptions.values()):
+            labels = self._labels(_SUBSCRIPTION, namespace, name, subscription.name)
+            yield "pulsar_subscription_consumers_count", labels, len(subscription.consumers)
+            yield "pulsar_subscription_out_messages_total", labels, subscription.traffic[0]
+            yield DROP_RATE, labels, drop_rate(subscription, now_s)
 
     def _samples_of_unloaded(
         self, name: str, backlog: UnloadedBacklog

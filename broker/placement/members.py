@@ -265,7 +265,7 @@ def report_of(member: Member) -> dict[str, object]:
         "advertisedListeners": {},
         "protocols": {},
         "persistentTopicsEnabled": True,
-        "nonPersistentTopicsEnabled": False,
+        "nonPersistentTopicsEnabled": True,
         "loadManagerClassName": _LOAD_MANAGER,
         "startTimestamp": member.started_ms,
         "brokerVersion": member.version,

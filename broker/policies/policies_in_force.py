@@ -15,6 +15,7 @@ from config.settings import Settings
 from magnetar.protocol.names import (
     InvalidNamespaceName,
     NamespaceName,
+    TopicDomain,
     TopicName,
     parse_namespace_name,
 )
@@ -44,7 +45,9 @@ class PoliciesInForce:
     def of(self, name: TopicName) -> AppliedPolicies:
         """The policies in force for a topic; `require` was called for its namespace before."""
         namespace = self._namespaces.known(name.namespace_name)
-        own = self._topics.known(name)
+        # Policies are stored by local name, and no request sets those of a non-persistent topic.
+        stores = name.domain is not TopicDomain.NON_PERSISTENT
+        own = self._topics.known(name) if stores else UNSET
         if own != UNSET:
             return applied_policies(self._of_broker, namespace, own)
         known = self._of_namespaces.get(name.namespace_name)

@@ -74,13 +74,13 @@ class ClusterTopics:
     async def require_unused(self, name: TopicName) -> None:
         """Raise `ProducerBusy` or `ConsumerBusy` if a topic is used here or at another broker."""
         request = RequireUnused(name)
-        if self.local.loaded(name) is not None:
+        if self.local.attached(name) is not None:
             await request.run(self.local)
         elif self._placement.known_owner(name) is not None:
             await self.ask(request)
 
     async def stats(self, name: TopicName) -> Mapping[str, object]:
-        """The TopicStats of a persistent topic; {} if its owner has none of that name."""
+        """The TopicStats of a topic; {} if its owner has none of that name."""
         try:
             return await self.ask(ViewTopicStats(name))
         except TopicNotFound:
@@ -93,7 +93,8 @@ class ClusterTopics:
 
         Raises the first failure, after all were tried.
         """
-        known = {*self._topics.loaded(), *self._placement.owners()}
+        here = {*self._topics.loaded(), *self._topics.non_persistent.loaded()}
+        known = {*here, *self._placement.owners()}
         names = [parse_topic_name(text) for text in sorted(known)]
         await _on_each(
             self.unload,
@@ -110,11 +111,15 @@ class ClusterTopics:
         Raises the first failure, after all were tried.
         """
         topics, scalable = self._topics, self._broker.scalable
-        partitioned = await topics.partitioned.list(namespace)
+        partitioned = [
+            *await topics.partitioned.list(namespace),
+            *await topics.partitioned.list(namespace, TopicDomain.NON_PERSISTENT),
+        ]
         texts = [
             *await scalable.list(namespace, {}),
             *partitioned,
             *await topics.list_names(namespace),
+            *await topics.non_persistent.list_names(namespace),
         ]
 
         async def delete(name: TopicName) -> None:

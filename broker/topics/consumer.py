@@ -5,9 +5,8 @@ import enum
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from broker.topics.batch_sizes import BatchSizes
 from broker.topics.client_connection import ClientConnection
 from broker.topics.rates import RateSampler
 from magnetar.protocol.frames import encode_message_head
@@ -20,9 +19,6 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandReachedEndOfTopic,
 )
 from magnetar.protocol.txn_id import TxnId
-from storage.managed_ledger.cursor import Cursor
-from storage.managed_ledger.ledger import ManagedLedger
-from storage.managed_ledger.types import Entry
 
 OUTBOX_BYTES: Final = 256 * 1024
 """Messages collected for one write; after it the connection's back pressure is checked."""
@@ -104,27 +100,36 @@ class SubscribeRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
+class NewestMessage(NamedTuple):
+    """The newest message that a consumer gets, and how far its subscription is."""
+
+    position: Position
+    """The entry of the message; -1:-1 if there is none."""
+    batch_index: int
+    """Index of the message in its batch; -1 if it is in none."""
+    mark_delete: Position
+    """The position up to which the subscription has acknowledged everything."""
+
+
+class DeliveredBatches(Protocol):
+    """Takes note of batches that were delivered, until they are acknowledged."""
+
+    def delivered(self, position: Position, messages: int, ack_set: Sequence[int]) -> None:
+        """Note a delivered batch; with `ack_set`, only messages whose bits are in it are left."""
+        ...
+
+
 class ConsumedSubscription(Protocol):
     """The subscription of a consumer, as the consumer and the handlers of its client use it."""
 
     @property
-    def batch_sizes(self) -> BatchSizes:
+    def batch_sizes(self) -> DeliveredBatches:
         """The batches that were delivered and not acknowledged."""
         ...
 
     @property
     def name(self) -> str:
         """Name of the subscription."""
-        ...
-
-    @property
-    def cursor(self) -> Cursor:
-        """The acknowledged positions."""
-        ...
-
-    @property
-    def ledger(self) -> ManagedLedger:
-        """The topic's entries."""
         ...
 
     @property
@@ -208,14 +213,23 @@ class ConsumedSubscription(Protocol):
         """Send unacknowledged messages again: of these entries, or all that the consumer has."""
         ...
 
-    async def seek(
-        self, position: Position, ack_set: Sequence[int] = (), batch_size: int = 0
-    ) -> None:
-        """Continue at the first entry at or after `position`: see `Subscription`."""
+    async def persist(self) -> None:
+        """Return when the acknowledgements that it has taken are durable."""
         ...
 
-    async def last_entry_of(self, consumer: "Consumer") -> tuple[Entry | None, int]:
-        """The entry of the newest message that the consumer gets, and the message's batch index."""
+    async def seek_message(self, position: Position, ack_set: Sequence[int]) -> None:
+        """Continue at an entry, or with those messages of a batch that `ack_set` has."""
+        ...
+
+    async def seek_time(self, since_ms: int, *, compacted: bool) -> None:
+        """Continue at the first entry published at or after a time.
+
+        With `compacted` that may be one that only the compacted ledger has.
+        """
+        ...
+
+    async def newest_message_of(self, consumer: "Consumer") -> NewestMessage:
+        """The newest message that the consumer gets.  Raises the errors of reading."""
         ...
 
     async def delete(self, *, force: bool) -> None:

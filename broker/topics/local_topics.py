@@ -1,6 +1,6 @@
 """The topics of this broker, for requests about them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker.placement import Placement
@@ -8,10 +8,15 @@ from broker.topics.client_connection import ClientConnection
 from broker.topics.compactor import Compactions
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.non_persistent.stats import non_persistent_topic_stats
+from broker.topics.non_persistent.topics import NonPersistentTopics
 from broker.topics.partitions import PartitionedTopics
+from broker.topics.producer import Producer
 from broker.topics.producer_access import ProducerBusy
-from broker.topics.topic import Topic
-from broker.topics.topic_producers import TOPIC_EPOCH_PROPERTY
+from broker.topics.producer_records import TOPIC_EPOCH_PROPERTY
+from broker.topics.served_topic import ServedTopic
+from broker.topics.topic import Topic, TopicNotFound
+from broker.topics.topic_stats import topic_stats
 from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName
 
@@ -51,8 +56,17 @@ class LoadedTopics(Protocol):
         """Full names of the persistent topics of a namespace."""
         ...
 
+    @property
+    def non_persistent(self) -> NonPersistentTopics:
+        """Topics that store nothing."""
+        ...
+
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """Return a topic, loaded."""
+        ...
+
+    async def serve(self, name: TopicName, *, create: bool) -> ServedTopic:
+        """Return a topic of any domain that clients attach to."""
         ...
 
     async def unload(self, name: TopicName) -> None:
@@ -104,9 +118,27 @@ class LocalTopics:
         """
         return await self._topics.get(name, create=False)
 
+    async def load(self, name: TopicName) -> None:
+        """Load a topic that clients attach to; one that stores nothing is made.  As `open`."""
+        await self._topics.serve(name, create=name.domain is TopicDomain.NON_PERSISTENT)
+
     def loaded(self, name: TopicName) -> Topic | None:
         """Return a topic that is loaded."""
         return self._topics.loaded().get(str(name))
+
+    def attached(self, name: TopicName) -> "TopicOfClients | None":
+        """Return a loaded topic of any domain that clients attach to."""
+        return self.loaded(name) or self._topics.non_persistent.loaded().get(str(name))
+
+    async def stats(self, name: TopicName) -> dict[str, object]:
+        """TopicStats, as REST shows them.  Raises as `open`."""
+        owner = self.placement.broker_id
+        if name.domain is not TopicDomain.NON_PERSISTENT:
+            return await topic_stats(await self.open(name), owner)
+        topic = self._topics.non_persistent.loaded().get(str(name))
+        if topic is None:
+            raise TopicNotFound(f"Topic {name} does not exist: publish to it first.")
+        return non_persistent_topic_stats(topic, owner)
 
     def unmanaged_clients(self, name: TopicName) -> list[str]:
         """Describe the clients of a topic that are no v5 clients; of one not loaded there are none.
@@ -180,7 +212,40 @@ def properties_of_users(topic: Topic) -> dict[str, str]:
     }
 
 
-def require_no_clients(topic: Topic) -> None:
+class _WithConsumers(Protocol):
+    """A subscription."""
+
+    @property
+    def name(self) -> str:
+        """Name of the subscription."""
+        ...
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """The connected consumers."""
+        ...
+
+
+class TopicOfClients(Protocol):
+    """A topic of any domain, with its clients."""
+
+    @property
+    def name(self) -> TopicName:
+        """Name of the topic."""
+        ...
+
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """Producers by name."""
+        ...
+
+    @property
+    def subscriptions(self) -> Mapping[str, _WithConsumers]:
+        """Subscriptions by name."""
+        ...
+
+
+def require_no_clients(topic: TopicOfClients) -> None:
     """Raise `ProducerBusy` or `ConsumerBusy` if producers or consumers are attached to a topic."""
     if any(producer.attached for producer in topic.producers.values()):
         raise ProducerBusy(f"{topic.name} has producers: close them, or use force.")

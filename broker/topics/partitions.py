@@ -1,6 +1,6 @@
 """Records of partitioned topics: the number of partitions under one name, and its properties.
 
-The record is Pulsar's: JSON at `/admin/partitioned-topics/<tenant>/<namespace>/persistent/<topic>`.
+The record is Pulsar's: JSON at `/admin/partitioned-topics/<tenant>/<namespace>/<domain>/<topic>`.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class PartitionedTopic:
 class PartitionedTopics:
     """Creates, grows and reads the records of partitioned topics.
 
-    Names are those of whole topics, in the persistent domain.  The partitions are ordinary topics,
+    Names are those of whole topics, persistent or not.  The partitions are topics of their own,
     made on first use.
     """
 
@@ -126,13 +126,14 @@ class PartitionedTopics:
         """Remove the record; False if there was none."""
         return await self._metadata.delete(_key(name))
 
-    async def list(self, namespace: NamespaceName) -> list[str]:
+    async def list(
+        self, namespace: NamespaceName, domain: TopicDomain = TopicDomain.PERSISTENT
+    ) -> list[str]:
         """Full names of the partitioned topics of a namespace, sorted."""
-        children = await self._metadata.children(partitioned_level(namespace))
+        children = await self._metadata.children(partitioned_level(namespace, domain))
         names = [decode_name(child) for child in children]
         return sorted(
-            str(TopicName(TopicDomain.PERSISTENT, namespace.tenant, namespace.namespace, name))
-            for name in names
+            str(TopicName(domain, namespace.tenant, namespace.namespace, name)) for name in names
         )
 
 
@@ -177,13 +178,18 @@ class PartitionWork:
         return [results[index] for index in range(len(partitions))]
 
 
-def partitioned_level(namespace: NamespaceName) -> str:
+def partitioned_level(
+    namespace: NamespaceName, domain: TopicDomain = TopicDomain.PERSISTENT
+) -> str:
     """The parent key of the records of a namespace's partitioned topics."""
-    return f"{ROOT}/{namespace}/{TopicDomain.PERSISTENT.value}"
+    return f"{ROOT}/{namespace}/{domain.value}"
 
 
 def _key(name: TopicName) -> str:
-    return f"{partitioned_level(name.namespace_name)}/{encode_name(name.local_name)}"
+    # Persistent topics are asked for by their twins of other domains too.
+    non_persistent = name.domain is TopicDomain.NON_PERSISTENT
+    domain = TopicDomain.NON_PERSISTENT if non_persistent else TopicDomain.PERSISTENT
+    return f"{partitioned_level(name.namespace_name, domain)}/{encode_name(name.local_name)}"
 
 
 def _encode(value: Mapping[str, object]) -> bytes:

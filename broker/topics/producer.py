@@ -153,6 +153,7 @@ class Producer:
         "gap",
         "guard",
         "held",
+        "messages_dropped",
         "messages_in",
         "name",
         "pending",
@@ -199,6 +200,8 @@ class Producer:
         self.stamps = False
         """Whether it is known to give its batches entry hashes (PIP-486)."""
         self.pending = 0
+        self.messages_dropped = 0
+        """Messages that were answered, and neither stored nor delivered to anybody."""
         self.messages_in = 0
         self.bytes_in = 0
         self.rate_sampler = RateSampler(now_s, len(self.traffic))
@@ -211,9 +214,9 @@ class Producer:
     # Queries
 
     @property
-    def traffic(self) -> tuple[int, int]:
+    def traffic(self) -> tuple[int, int, int]:
         """The counters of which rates are taken, in the order of `Published`."""
-        return self.messages_in, self.bytes_in
+        return self.messages_in, self.bytes_in, self.messages_dropped
 
     @property
     def last_sequence_id(self) -> int:

@@ -204,18 +204,9 @@ class PublishPipeline:
 
     def damaged(self, producer: Producer, send: Send) -> None:
         """Answer a SEND whose checksum is wrong; the client sends it and what followed it again."""
-        if producer.is_behind_gap(send.sequence_id):
-            return
-        error: MagnetarError = DamagedMessage(
-            f"The message with sequence id {send.sequence_id} was damaged: send it again."
-        )
-        if send.is_chunk:
-            # All chunks have one sequence id, so the missing one cannot be named: all start anew.
-            producer.stop_taking()
-            error = InternalError("A chunk was damaged on its way: open the producer again.")
-        else:
-            producer.await_resend(send.sequence_id)
-        self._take(producer, HeldSend(send, 0, error))
+        error = refuse_damaged(producer, send)
+        if error is not None:
+            self._take(producer, HeldSend(send, 0, error))
 
     def _examine(self, producer: Producer, send: Send) -> None:
         """Publish one SEND that cannot be appended unseen."""
@@ -567,6 +558,23 @@ class PublishPipeline:
                 producer.close_at_once()
         if isinstance(error, LEDGER_LOST):
             self._failed(error)
+
+
+def refuse_damaged(producer: Producer, send: Send) -> MagnetarError | None:
+    """Take nothing behind a damaged SEND until it comes again; returns its refusal.
+
+    None: it is not answered, because one before it is missing.
+    """
+    if producer.is_behind_gap(send.sequence_id):
+        return None
+    if send.is_chunk:
+        # All chunks have one sequence id, so the missing one cannot be named: all start anew.
+        producer.stop_taking()
+        return InternalError("A chunk was damaged on its way: open the producer again.")
+    producer.await_resend(send.sequence_id)
+    return DamagedMessage(
+        f"The message with sequence id {send.sequence_id} was damaged: send it again."
+    )
 
 
 def _naming_transaction(send: Send) -> Send:

@@ -1,15 +1,28 @@
 """The timer that reads the counters of loaded topics, for the rates in statistics."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import structlog
 
-from broker.topics.topic import Topic
 from config.bounds import RATE_SAMPLE_S, RATE_SAMPLE_TOPICS
 from magnetar.background_tasks import BackgroundTasks
 
 log = structlog.get_logger(__name__)
+
+
+class SampledTopic(Protocol):
+    """A topic with counters."""
+
+    @property
+    def traffic(self) -> tuple[int, int, int, int]:
+        """The counters of which rates are taken, in the order of `Traffic`."""
+        ...
+
+    def sample_rates(self, now_s: float) -> None:
+        """Read the counters of the topic and its clients."""
+        ...
 
 
 class RateTimer:
@@ -20,7 +33,7 @@ class RateTimer:
     """
 
     def __init__(
-        self, loaded: Callable[[], Mapping[str, Topic]], now_s: Callable[[], float]
+        self, loaded: Callable[[], Iterable[SampledTopic]], now_s: Callable[[], float]
     ) -> None:
         self._loaded = loaded
         self._now_s = now_s
@@ -42,7 +55,7 @@ class RateTimer:
     async def sample(self) -> None:
         """Read all counters once, in parts."""
         now_s = self._now_s()
-        for number, topic in enumerate(list(self._loaded().values()), start=1):
+        for number, topic in enumerate(list(self._loaded()), start=1):
             topic.sample_rates(now_s)
             if number % RATE_SAMPLE_TOPICS == 0:
                 await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from types import MappingProxyType
@@ -19,12 +19,15 @@ from broker.policies.topic_policies import TopicPolicies
 from broker.topics.cluster_topics import ClusterTopics
 from broker.topics.context import TopicContext
 from broker.topics.local_topics import ClusterTopicsHost, LocalScalableTopics, require_no_clients
+from broker.topics.non_persistent.topics import NonPersistentTopics
 from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, PartitionWork
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
+from broker.topics.rate_timer import SampledTopic
 from broker.topics.reserved_names import require_not_reserved
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
+from broker.topics.served_topic import ServedTopic
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
 from broker.topics.topic_changes import TopicChanges
 from broker.topics.topic_listing import TopicListings
@@ -168,6 +171,13 @@ class TopicRegistry:
             policies=broker.policies.of,
         )
         broker.policies.on_change(self._policies_changed)
+        self.non_persistent = NonPersistentTopics(
+            self._context,
+            broker.placement,
+            broker.policies,
+            self.partitioned,
+            self.require_auto_creation,
+        )
 
     # Finding
 
@@ -175,12 +185,16 @@ class TopicRegistry:
         """The loaded topics by full name."""
         return MappingProxyType(self._topics)
 
+    def sampled(self) -> Iterator[SampledTopic]:
+        """The topics of every domain that have counters here."""
+        yield from self._topics.values()
+        yield from self.non_persistent.loaded().values()
+
     def require_served(self, name: TopicName) -> None:
         """Raise for names that this broker does not serve, or not as it is configured.
 
-        `NonPersistentTopicRefused`, `ReservedTopicName`, `InvalidTopicName`.
+        `ReservedTopicName`, `InvalidTopicName`.
         """
-        require_persistent(name)
         require_not_reserved(name)
         if name.domain in _SCALABLE and not self._broker.settings.scalable_topics_enabled:
             raise InvalidTopicName(
@@ -209,6 +223,14 @@ class TopicRegistry:
         self._notify(name, exists=True)
         return topic
 
+    async def create_non_persistent(self, name: TopicName) -> None:
+        """Make a topic that stores nothing, for an operator.  Raises as `create`."""
+        self.require_served(name)
+        if await self.exists(name):
+            raise TopicExists(f"{name} exists already: use it, or delete it first.")
+        require_creatable(name)
+        await self.non_persistent.create(name)
+
     async def create_partition(self, name: TopicName) -> None:
         """Create a partition that is missing, without loading it.
 
@@ -232,10 +254,21 @@ class TopicRegistry:
         if created:
             self._notify(name, exists=True)
 
+    async def serve(self, name: TopicName, *, create: bool) -> ServedTopic:
+        """The topic for a client that is about to attach; created as by `get`.
+
+        Raises as `get`.
+        """
+        if name.domain is not TopicDomain.NON_PERSISTENT:
+            return await self.get(name, create=create)
+        self.require_served(name)
+        return await self.non_persistent.get(name, create=create)
+
     async def get(self, name: TopicName, *, create: bool) -> Topic:
         """The topic, loaded; created if it is missing, `create` is set and policies allow it.
 
-        Raises `TopicNotFound`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
+        Raises `TopicNotFound`, `TopicNotAllowed`, `TopicUnavailable`, `NonPersistentTopicRefused`,
+        and what storage raises.
         """
         key = str(name)
         while True:
@@ -248,6 +281,7 @@ class TopicRegistry:
                 raise TopicUnavailable(f"{name} is not served here any more: connect again.")
             creates, load = self._loads.get(key, (False, None))
             if load is None:
+                require_persistent(name)
                 self.require_served(name)
                 load = asyncio.get_running_loop().create_task(self._load(name, create=create))
                 creates = create
@@ -270,7 +304,10 @@ class TopicRegistry:
 
     async def exists(self, name: TopicName) -> bool:
         """Whether a topic of that name exists, partitioned or not."""
-        if str(name) in self._topics or await self._is_stored(name):
+        if name.domain is TopicDomain.NON_PERSISTENT:
+            if self.non_persistent.exists(name):
+                return True
+        elif str(name) in self._topics or await self._is_stored(name):
             return True
         return name.partition_index is None and await self.partitioned.count(name) > 0
 
@@ -455,7 +492,7 @@ class TopicRegistry:
     async def _require_auto_creation(
         self, name: TopicName, policies: Policies, *, create: bool
     ) -> None:
-        """Raise unless a missing persistent topic may be created now."""
+        """Raise unless a missing topic may be created now."""
         if name.partition_index is not None:
             count = await self.partitioned.count(name.partitioned)
             if name.partition_index < count:
@@ -470,7 +507,8 @@ class TopicRegistry:
         if not create or not self._auto_creation(policies):
             raise TopicNotFound(f"Topic {name} does not exist: create it first.")
         require_creatable(name)
-        if self._broker.settings.scalable_topics_enabled:
+        persistent = name.domain is TopicDomain.PERSISTENT
+        if persistent and self._broker.settings.scalable_topics_enabled:
             # A client that knows the partitions of a migrated topic may come back late.
             for each in {name, name.partitioned}:
                 if await self.has_scalable_twin(each):
@@ -485,7 +523,8 @@ class TopicRegistry:
 
     async def is_migrated(self, name: TopicName) -> bool:
         """Whether a topic or partition is, or was, a legacy segment of a topic that has some."""
-        if not self._broker.settings.scalable_topics_enabled:
+        enabled = self._broker.settings.scalable_topics_enabled
+        if not enabled or name.domain is TopicDomain.NON_PERSISTENT:
             return False
         twin = name.partitioned.in_domain(TopicDomain.TOPIC)
         return await self._broker.scalable.has_legacy_segments(twin)
@@ -497,18 +536,19 @@ class TopicRegistry:
         without it a missing topic raises `TopicNotFound`.
         """
         self.require_served(name)
-        if name.domain is not TopicDomain.PERSISTENT or name.partition_index is not None:
+        if name.domain in _SCALABLE or name.partition_index is not None:
             return 0
         count = await self.partitioned.count(name)
-        if count or await self._is_stored(name):
+        if count or await self.exists(name):
             return count
+        twin = name.domain is TopicDomain.PERSISTENT and await self.has_scalable_twin(name)
         if not create:
-            if await self.has_scalable_twin(name):
+            if twin:
                 return 0
             raise TopicNotFound(f"Topic {name} does not exist: create it first.")
         policies = await self._broker.namespaces.require(name.namespace_name)
         wanted = self._default_partitions(policies) if self._auto_creation(policies) else 0
-        if not wanted or await self.has_scalable_twin(name):
+        if not wanted or twin:
             return 0
         try:
             await self.partitioned.create(name, wanted)
@@ -557,6 +597,9 @@ class TopicRegistry:
 
     async def unload(self, name: TopicName) -> None:
         """Close a topic; clients connect again and load it anew."""
+        if name.domain is TopicDomain.NON_PERSISTENT:
+            await self.non_persistent.unload(name)
+            return
         await self._work.finish(self._unload_alone(str(name)))
 
     async def unload_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
@@ -609,7 +652,23 @@ class TopicRegistry:
 
         Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
         """
-        await self._work.finish(self._delete(name, force, require_unused))
+        if name.domain is TopicDomain.NON_PERSISTENT:
+            await self._work.finish(self._delete_non_persistent(name, force=force))
+        else:
+            await self._work.finish(self._delete(name, force, require_unused))
+
+    async def _delete_non_persistent(self, name: TopicName, *, force: bool) -> None:
+        topic = self.non_persistent.loaded().get(str(name))
+        if topic is None:
+            if self.non_persistent.exists(name):
+                await self.cluster.delete(name, force=force)
+                return
+            raise TopicNotFound(f"Topic {name} does not exist: check its name.")
+        if not force:
+            require_no_clients(topic)
+        await self.non_persistent.unload(name)
+        if name.partition_index is None:
+            await self._forget_schemas(name)
 
     async def _delete(
         self,
@@ -682,7 +741,8 @@ class TopicRegistry:
         partitions = [name.partition(index) for index in range(count)]
         if not force:
             await self.partition_work.run(partitions, self.cluster.require_unused)
-        await self._forget_policies(name)
+        if name.domain is TopicDomain.PERSISTENT:
+            await self._forget_policies(name)
         await self.partitioned.delete(name)
 
         async def delete(partition: TopicName) -> None:
@@ -715,8 +775,16 @@ class TopicRegistry:
             await self._broker.topic_policies.forget(name)
 
     async def _forget_schemas(self, name: TopicName) -> None:
-        if not await self.has_scalable_twin(name):
+        if not await self._has_namesake(name):
             await self._broker.schemas.forget(name.schema_id)
+            if name.domain is TopicDomain.NON_PERSISTENT:
+                await self._broker.namespaces.forget_grants(name)
+
+    async def _has_namesake(self, name: TopicName) -> bool:
+        """Whether a topic of another domain shares the schemas and the grants of a name."""
+        others = {TopicDomain.PERSISTENT, TopicDomain.NON_PERSISTENT} - {name.domain}
+        exist = [await self.exists(name.in_domain(domain)) for domain in others]
+        return any(exist) or await self.has_scalable_twin(name)
 
     async def hand_over(self) -> None:
         """Close and release all topics, a few at a time, for other brokers to load."""
@@ -727,6 +795,7 @@ class TopicRegistry:
                 await self._unload_alone(key)
 
         await asyncio.gather(*(unload(key) for key in list(self._topics)))
+        await self.non_persistent.hand_over()
 
     async def close(self) -> None:
         """Close every topic; nothing is loaded from now on."""
@@ -736,6 +805,7 @@ class TopicRegistry:
         for _, load in list(self._loads.values()):
             await asyncio.wait({load})
         await asyncio.gather(*(self._unload(key) for key in list(self._topics)))
+        await self.non_persistent.close()
         await self._work.wait()
 
     def _lock(self, key: str) -> asyncio.Lock:

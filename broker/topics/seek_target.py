@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from broker.topics.dispatch.entry_facts import facts_of
-from broker.topics.dispatch.last_message import entry_at
+from broker.topics.dispatch.last_message import batch_size_at
 from broker.topics.subscription import Subscription
 from magnetar.protocol.ack_set import pending_all, to_words
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
-from storage.managed_ledger.ledger import ManagedLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,3 @@ class SeekTarget:
         else:
             left = pending_all(size) >> first << first
             await subscription.seek(self.position, to_words(left), size)
-
-
-async def batch_size_at(ledger: ManagedLedger, position: Position) -> int:
-    """The number of messages in the entry at a position; 0 if there is none."""
-    found = await entry_at(ledger, position)
-    return 0 if found is None else facts_of(found.data)[0]

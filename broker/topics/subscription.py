@@ -10,7 +10,6 @@ import structlog
 
 from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.batch_sizes import BatchSizes
-from broker.topics.client_connection import ClientConnection
 from broker.topics.compaction.entries import last_kept_index
 from broker.topics.compaction.reading import CompactedView, ReadStart
 from broker.topics.compaction.reserved import require_of_users
@@ -18,18 +17,25 @@ from broker.topics.consumer import (
     Ack,
     Consumer,
     KeySharedPolicy,
+    NewestMessage,
     SubscribeRequest,
     SubscriptionType,
+)
+from broker.topics.consumer_admission import (
+    remove_if_silent,
+    require_agreement,
+    require_below_maximums,
 )
 from broker.topics.dispatch.dispatcher import Dispatcher
 from broker.topics.dispatch.entry_bucket_dispatcher import EntryBucketDispatcher
 from broker.topics.dispatch.entry_facts import last_batch_index
 from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotAllowed, SubscriptionUnavailable
 from broker.topics.dispatch.key_shared import KeySharedDispatcher
-from broker.topics.dispatch.last_message import LastMessage
+from broker.topics.dispatch.last_message import LastMessage, batch_size_at
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.shared import SharedDispatcher
 from broker.topics.dispatch.single_active import SingleActiveDispatcher
+from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.rates import RateSampler
 from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
 from broker.topics.weak_references import require_present
@@ -295,16 +301,9 @@ class Subscription:
             unchecked = [each for each in before if each not in checked]
             checked.update(unchecked)
             for each in unchecked:
-                await self._remove_if_silent(each, request.connection)
+                await remove_if_silent(self, each, request.connection)
             if not unchecked:
                 await self._wait_for_change(request, deadline)
-
-    async def _remove_if_silent(self, consumer: Consumer, asking: ClientConnection) -> None:
-        """Remove a consumer whose connection, another one than `asking`, does not answer."""
-        connection = consumer.connection
-        if connection is not asking and not await connection.is_alive():
-            connection.abort("another consumer asked for its place and it is silent")
-            self.remove_consumer(consumer, by_command=False)
 
     def consumer_opened(self, consumer: Consumer) -> None:
         """Send a consumer what it could not take in before the answer to its SUBSCRIBE."""
@@ -476,10 +475,20 @@ class Subscription:
             consumer.set_epoch(epoch)
         self.dispatcher.redeliver(consumer, messages)
 
-    async def last_entry_of(self, consumer: Consumer) -> tuple[Entry | None, int]:
+    async def persist(self) -> None:
+        """Return when the acknowledgements that it has taken are durable."""
+        await self.cursor.persist()
+
+    async def newest_message_of(self, consumer: Consumer) -> NewestMessage:
+        """The newest message that the consumer gets.  Raises the errors of reading."""
+        newest, batch_index = await self._last_entry_of(consumer)
+        position = Position(-1, -1) if newest is None else newest.position
+        return NewestMessage(position, batch_index, self.cursor.mark_delete)
+
+    async def _last_entry_of(self, consumer: Consumer) -> tuple[Entry | None, int]:
         """The entry of the newest message that the consumer gets, and the message's batch index.
 
-        (None, -1) if there is none.  Raises the errors of reading.
+        (None, -1) if there is none.
         """
         newest = await self.topic.last_message.entry()
         view = self._compacted_view_of(consumer)
@@ -504,6 +513,18 @@ class Subscription:
     async def delete(self, *, force: bool) -> None:
         """Delete the subscription and its cursor: see `Topic.unsubscribe`."""
         await self.topic.unsubscribe(self.name, force=force)
+
+    async def seek_message(self, position: Position, ack_set: Sequence[int]) -> None:
+        """Continue at an entry, or with those messages of a batch that `ack_set` has."""
+        size = await batch_size_at(self.ledger, position) if ack_set else 0
+        await self.seek(position, ack_set, size)
+
+    async def seek_time(self, since_ms: int, *, compacted: bool) -> None:
+        """Continue at the first entry published at or after a time.
+
+        With `compacted` that may be one that only the compacted ledger has.
+        """
+        await self.seek(await first_published_since(self.ledger, since_ms, compacted=compacted))
 
     async def seek(
         self, position: Position, ack_set: Sequence[int] = (), batch_size: int = 0
@@ -601,22 +622,11 @@ class Subscription:
         consumers = self.consumers
         if not consumers or self._changes_sharing(request):
             return consumers
-        if request.type is not self.type:
-            has = "" if self.type is None else self.type.label
-            raise ConsumerBusy(
-                f"Subscription {self.name!r} has {has} consumers: subscribe with that type, or "
-                "close them first."
-            )
-        if request.type is SubscriptionType.KEY_SHARED:
-            if not request.key_shared.agrees_with(self.key_shared):
-                raise ConsumerBusy(
-                    f"Subscription {self.name!r} has consumers with another Key_Shared policy: "
-                    "subscribe with theirs, or close them first."
-                )
-            if request.key_shared.entry_buckets:
-                # One that comes back need not wait for the keep-alive of its lost connection.
-                name = request.consumer_name
-                return [each for each in consumers if each.name == name and each not in checked]
+        require_agreement(self, request)
+        if request.type is SubscriptionType.KEY_SHARED and request.key_shared.entry_buckets:
+            # One that comes back need not wait for the keep-alive of its lost connection.
+            name = request.consumer_name
+            return [each for each in consumers if each.name == name and each not in checked]
         return consumers[:1] if request.type is SubscriptionType.EXCLUSIVE else ()
 
     def _changes_sharing(self, request: SubscribeRequest) -> bool:
@@ -651,7 +661,8 @@ class Subscription:
     def _attach(self, request: SubscribeRequest) -> Consumer:
         if request.connection.closing:
             raise SubscriptionUnavailable("The connection was closed: subscribe again.")
-        self._require_below_maximums()
+        topic = self.topic
+        require_below_maximums(self, topic.name, topic.policies, topic.consumer_count)
         dispatcher = self.dispatcher
         if dispatcher is None:
             self.type = request.type
@@ -675,30 +686,6 @@ class Subscription:
         log.debug("consumer_attached", topic=str(self.topic.name), subscription=self.name)
         self.topic.consumer_attached(self.name, consumer)
         return consumer
-
-    def _require_below_maximums(self) -> None:
-        """Raise `ConsumerBusy` if there are as many consumers as the policies allow."""
-        topic = self.topic
-        policies = topic.policies
-        for most, count, where, policy in (
-            (
-                policies.max_consumers,
-                topic.consumer_count,
-                str(topic.name),
-                "maxConsumersPerTopic",
-            ),
-            (
-                policies.max_consumers_per_subscription,
-                len(self.consumers),
-                f"Subscription {self.name!r} on {topic.name}",
-                "maxConsumersPerSubscription",
-            ),
-        ):
-            if most and count >= most:
-                raise ConsumerBusy(
-                    f"{where} has {count} consumers, and the maximum is {most}: close one, or "
-                    f"raise {policy}."
-                )
 
     def apply_policies(self) -> None:
         """Use the topic's policies, which have changed."""

@@ -17,7 +17,9 @@ from broker.topics.context import TopicContext
 from broker.topics.deduplication import Deduplication
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.dispatch.last_message import LastMessage
+from broker.topics.dispatch.start_position import Inherits, start_position
 from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.producer_records import StoredProducerRecords
 from broker.topics.publishing import PublishPipeline
 from broker.topics.rates import RateSampler
 from broker.topics.sequence_store import SequenceStore
@@ -28,9 +30,10 @@ from broker.topics.unstamped_batches import UNSTAMPED_PROPERTY
 from config.bounds import SEAL_WAIT_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.frames import FrameError
-from magnetar.protocol.ids import Position
+from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.message import parse_metadata, transaction_named_by
 from magnetar.protocol.names import SegmentName, TopicDomain, TopicName
+from magnetar.protocol.pulsar_pb2 import CommandSubscribe
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
 from magnetar.protocol.txn_id import TxnId
@@ -174,7 +177,7 @@ class Topic:
         self.compaction = CompactionHistory()
         self._events = events
         self._give_up = give_up
-        self._producers = TopicProducers(self)
+        self._producers = TopicProducers(self, StoredProducerRecords(self))
         self._publishing = PublishPipeline(
             ledger, context.publish_limits, store, buffer, self._ledger_failed
         )
@@ -479,6 +482,24 @@ class Topic:
                 "use another name."
             )
         return await subscription.add_consumer(request)
+
+    async def start_of(self, request: CommandSubscribe, inherits: Inherits) -> Position:
+        """The start of the subscription, if this SUBSCRIBE creates it.  See `start_position`."""
+        return await start_position(self, request, inherits)
+
+    async def create_initial_subscription(self, name: str) -> None:
+        """Create the subscription that a PRODUCER names, unless nothing new will be stored.
+
+        Raises `SubscriptionRefused`.
+        """
+        if self.state is not TopicState.OPEN:
+            return
+        if name not in self.subscriptions and not self.policies.creates_subscriptions:
+            raise SubscriptionRefused(
+                f"{self.name} has no subscription {name!r}, and policies forbid to create it "
+                "automatically: create it first, or allow autoSubscriptionCreation."
+            )
+        await self.create_subscription(name, EARLIEST)
 
     async def create_subscription(
         self, name: str, start: Position, *, properties: Mapping[str, str] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 from weakref import ref
 
@@ -9,8 +10,6 @@ import structlog
 
 from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.context import TopicContext
-from broker.topics.deduplication import NO_POSITION, Deduplication
-from broker.topics.name_writer import NameWriter
 from broker.topics.producer import (
     Producer,
     ProducerReplaced,
@@ -25,18 +24,13 @@ from broker.topics.producer_access import (
     ProducerBusy,
     ProducerFenced,
 )
-from broker.topics.sequence_store import SequenceStore
+from broker.topics.producer_records import ProducerRecords
 from broker.topics.weak_references import require_present
 from config.bounds import WAITING_PRODUCERS
 from magnetar.background_tasks import BackgroundTasks
-from magnetar.protocol.managed_clients import is_managed
-from magnetar.protocol.names import TopicDomain
 from magnetar.protocol.server_error import MagnetarError
-from storage.managed_ledger.ledger import ManagedLedger
 
 log = structlog.get_logger(__name__)
-
-TOPIC_EPOCH_PROPERTY = "pulsar.topic.epoch"
 
 
 class AdmittingTopic(PublishedTopic, Protocol):
@@ -48,33 +42,8 @@ class AdmittingTopic(PublishedTopic, Protocol):
         ...
 
     @property
-    def ledger(self) -> ManagedLedger:
-        """The topic's ledger, whose properties have the topic epoch."""
-        ...
-
-    @property
-    def sequence_store(self) -> SequenceStore:
-        """The store of the producers' sequence ids."""
-        ...
-
-    @property
-    def sequences(self) -> Deduplication:
-        """The last sequence id of each producer."""
-        ...
-
-    @property
     def policies(self) -> AppliedPolicies:
         """The policies in force."""
-        ...
-
-    @property
-    def deduplicates(self) -> bool:
-        """Whether the policies have every SEND checked against the last sequence id."""
-        ...
-
-    @property
-    def sealing(self) -> bool:
-        """Whether it is being sealed, or is sealed."""
         ...
 
     def require_open(self, request: ProducerRequest) -> None:
@@ -89,15 +58,17 @@ class TopicProducers:
     predecessor.  Another one is refused, unless the connection of the present holder is dead.
     """
 
-    def __init__(self, topic: AdmittingTopic) -> None:
+    def __init__(self, topic: AdmittingTopic, records: ProducerRecords) -> None:
+        """`records` has what outlives a producer."""
         self._topic_reference = ref(topic)
+        self._records = records
         self._producers: dict[str, Producer] = {}
-        epoch = topic.ledger.properties.get(TOPIC_EPOCH_PROPERTY)
-        self._access = ProducerAccess(int(epoch) if epoch is not None else None)
+        self._access = ProducerAccess(records.epoch)
         self._promotions = BackgroundTasks()
         self._nobody: asyncio.Future[None] | None = None
         self.past_messages_in = 0
         self.past_bytes_in = 0
+        self.past_messages_dropped = 0
 
     @property
     def _topic(self) -> AdmittingTopic:
@@ -121,8 +92,7 @@ class TopicProducers:
         name = request.name
         if request.epoch == 0 or not name:
             return False
-        known = self._topic.sequences.get(name)
-        return name in self._producers or (known is not None and known.position != NO_POSITION)
+        return name in self._producers or self._records.has_stored(name)
 
     async def add(self, request: ProducerRequest) -> Producer:
         """Admit a producer: it is OPEN then, or WAITING with `ready` to wait for.
@@ -150,10 +120,8 @@ class TopicProducers:
         del self._producers[name]
         self.past_messages_in += producer.messages_in
         self.past_bytes_in += producer.bytes_in
-        self._note_end(producer)
-        sequences = self._topic.sequences
-        if sequences.get(name) is producer.sequence:
-            sequences.detach(name, self._topic.context.clock.now_ms())
+        self.past_messages_dropped += producer.messages_dropped
+        self._records.end(producer)
         self._access.leave(name)
         self._promote_next()
         if not self._producers and self._nobody is not None and not self._nobody.done():
@@ -267,70 +235,14 @@ class TopicProducers:
 
     async def _open(self, producer: Producer) -> None:
         """Open an admitted producer, and count its sequence ids from now on."""
-        store = self._topic.sequence_store
-        request = producer.request
-        if request.user_provided_name and self._topic.deduplicates:
-            await store.wait_inherited()
-            self._require_still_open(producer)
-        producer.sequence = store.sequences.attach(producer.name)
-        if self._note_writer(producer):
-            # Durable before the first SEND: a later owner could not tell a client that counts from
-            # the start again from one that sends again, and would drop new messages.
-            await store.save_writer()
-        if request.epoch > 0:
-            await store.publish_time_of(producer.sequence)
-        producer.track(
-            producer.sequence,
-            enforce=self._topic.deduplicates,
-            resends=request.epoch > 0,
-        )
-        if request.access_mode is not AccessMode.SHARED:
+        require_still_open = partial(self._require_still_open, producer)
+        await self._records.begin(producer, require_still_open)
+        if producer.request.access_mode is not AccessMode.SHARED:
             # The topic epoch is durable before an exclusive producer is open.
             producer.topic_epoch = self._access.epoch
-            await self._topic.ledger.set_properties(
-                {TOPIC_EPOCH_PROPERTY: str(producer.topic_epoch)}
-            )
-        self._require_still_open(producer)
+            await self._records.save_epoch(producer.topic_epoch)
+        require_still_open()
         producer.move(ProducerState.OPEN)
-
-    def _note_writer(self, producer: Producer) -> bool:
-        """Note which client has the name from now on; a layout change passes that on.
-
-        Returns whether that has to be durable before the producer may send.
-        """
-        request, sequence = producer.request, producer.sequence
-        is_segment = self._topic.name.domain is TopicDomain.SEGMENT
-        if not request.user_provided_name or not (is_segment or is_managed(request.properties)):
-            return False
-        if not self._topic.deduplicates:
-            # What it sends is not compared with them, so they may not be compared later either.
-            sequence.carried = ()
-        if request.request_id is None:
-            sequence.writer = None
-            return False
-        known = sequence.writer
-        if known is None or request.epoch == 0 or not known.is_client(request.request_id):
-            known = NameWriter(
-                request.request_id, request.connection.client_version, fresh=request.epoch == 0
-            )
-        elif not known.sent:
-            # What it sends first here may not be what it has sent first.
-            known.fresh = False
-        known.closed_ms = None
-        known.at_seal = self._topic.sealing
-        sequence.writer = known
-        return self._topic.deduplicates
-
-    def _note_end(self, producer: Producer) -> None:
-        writer = producer.sequence.writer
-        if writer is None:
-            return
-        if producer.guard is None and producer.messages_in:
-            writer.note_sent(None)
-        if producer.closed_by_client:
-            writer.closed_ms = self._topic.context.clock.now_ms()
-        if producer.guard is not None:
-            self._topic.sequence_store.writers_changed()
 
     def _promote_next(self) -> None:
         name = self._access.promote()

@@ -26,7 +26,6 @@ from broker.topics.producer_access import ProducerBusy
 from broker.topics.seek_target import SeekTarget
 from broker.topics.subscription import Subscription
 from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound
-from broker.topics.topic_stats import topic_stats
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import MagnetarError, ServerError
@@ -53,8 +52,8 @@ class LoadTopic(Request[LocalTopics, None]):
     topic: TopicName
 
     async def run(self, topics: LocalTopics) -> None:
-        """See `LocalTopics.open`."""
-        await topics.open(self.topic)
+        """See `LocalTopics.load`."""
+        await topics.load(self.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class UnloadTopic(TopicRequest[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(TopicRequest[None]):
-    """Delete a persistent or scalable topic, which need not be loaded.
+    """Delete a topic of any domain; a stored one need not be loaded.
 
     Raises `TopicNotFound`; unless forced, `ProducerBusy` or `ConsumerBusy` while it is used.
     """
@@ -125,7 +124,7 @@ class RequireUnused(TopicRequest[None]):
 
     async def run(self, topics: LocalTopics) -> None:
         """See `require_no_clients`."""
-        topic = topics.loaded(self.topic)
+        topic = topics.attached(self.topic)
         if topic is not None:
             require_no_clients(topic)
 
@@ -180,8 +179,8 @@ class ViewTopicStats(TopicRequest[dict[str, object]]):
     KIND: ClassVar[str] = "topic.stats"
 
     async def run(self, topics: LocalTopics) -> dict[str, object]:
-        """See `topic_stats`."""
-        return await topic_stats(await topics.open(self.topic), topics.placement.broker_id)
+        """See `LocalTopics.stats`."""
+        return await topics.stats(self.topic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ async def topic_stats(topic: Topic, owner: str) -> dict[str, object]:
         "bytesOutCounter": topic.bytes_out_total,
         "storageSize": topic.ledger.total_size_bytes,
         "publishers": [
-            _publisher(producer, now_s)
+            publisher_stats(producer, now_s)
             for producer in topic.producers.values()
             if producer.state is not ProducerState.WAITING
         ],
@@ -70,7 +70,8 @@ def _since(timestamp_ms: int) -> str:
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _publisher(producer: Producer, now_s: float) -> dict[str, object]:
+def publisher_stats(producer: Producer, now_s: float) -> dict[str, object]:
+    """PublisherStats of a producer."""
     return {
         **producer_rates(producer, now_s).as_members(),
         "producerName": producer.name,
@@ -104,11 +105,12 @@ def _subscription(
         "isDurable": subscription.durable,
         "subscriptionProperties": dict(subscription.cursor.properties),
         "activeConsumerName": active.name if active is not None else None,
-        "consumers": [_consumer(consumer, now_s) for consumer in subscription.consumers],
+        "consumers": [consumer_stats(consumer, now_s) for consumer in subscription.consumers],
     }
 
 
-def _consumer(consumer: Consumer, now_s: float) -> dict[str, object]:
+def consumer_stats(consumer: Consumer, now_s: float) -> dict[str, object]:
+    """ConsumerStats of a consumer."""
     return {
         **consumer_rates(consumer, now_s).as_members(),
         "consumerName": consumer.name,

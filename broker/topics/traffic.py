@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """Messages and bytes of one producer."""
+    """Messages and bytes of one producer, and messages that were dropped."""
 
     messages: float
     bytes: float
+    dropped: float
 
     def as_members(self) -> dict[str, float]:
         """The rates as members of PublisherStats."""

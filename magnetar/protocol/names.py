@@ -48,7 +48,7 @@ class InvalidNamespaceName(PeerError):
 
 
 class NonPersistentTopicRefused(PeerError):
-    """The name begins with `non-persistent://`; such topics are not served."""
+    """The name begins with `non-persistent://`, and the request is about stored messages."""
 
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
@@ -289,7 +289,7 @@ def require_persistent(name: TopicName) -> None:
     """Raise `NonPersistentTopicRefused` for a `non-persistent://` name."""
     if name.domain is TopicDomain.NON_PERSISTENT:
         raise NonPersistentTopicRefused(
-            f"{_short(str(name))} is not persistent, and such topics are not served; "
+            f"{_short(str(name))} is not persistent, so it stores nothing that could serve this; "
             "use persistent:// or topic://."
         )
 

@@ -66,6 +66,7 @@ SAMPLES_ONLY_LATER: Final = {
     "pulsar_compaction_removed_event_count",
     "pulsar_compaction_succeed_count",
     "pulsar_storage_offloaded_size",
+    "pulsar_subscription_msg_drop_rate",
     "pulsar_txn_tp_committed_count_total",
     "pulsar_txn_tp_aborted_count_total",
 }

@@ -10,13 +10,13 @@ number of messages that no batch has as one message: it is delivered as it is, a
 decides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE
-from magnetar.protocol.key_hash import sticky_hash
+from magnetar.protocol.key_hash import HashRange, sticky_hash
 from magnetar.protocol.message import sticky_key, transaction_named_by
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 
@@ -64,6 +64,12 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
         or metadata.HasField("txnid_least_bits"),
         sticky_hash(sticky_key(metadata)),
     )
+
+
+def has_key_within(data: bytes, ranges: Sequence[HashRange]) -> bool:
+    """Whether the key of an entry has its hash in one of the ranges."""
+    _, _, key_hash = keyed_facts_of(data)
+    return any(first <= key_hash <= last for first, last in ranges)
 
 
 def bucketed_facts_of(data: bytes) -> tuple[int, bool, int, bool]:

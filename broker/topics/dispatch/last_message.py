@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from weakref import ref
 
-from broker.topics.dispatch.entry_facts import is_marker
+from broker.topics.dispatch.entry_facts import facts_of, is_marker
 from broker.topics.dispatch.source import ReadableTopic
 from broker.topics.weak_references import require_present
 from config.bounds import READ_BATCH_BYTES, READ_BATCH_ENTRIES
@@ -80,3 +80,9 @@ async def _read(ledger: ManagedLedger, first: Position, up_to: Position) -> Sequ
     return await ledger.read(
         first, max_entries=READ_BATCH_ENTRIES, max_bytes=READ_BATCH_BYTES, up_to=up_to
     )
+
+
+async def batch_size_at(ledger: ManagedLedger, position: Position) -> int:
+    """The number of messages in the entry at a position; 0 if there is none."""
+    found = await entry_at(ledger, position)
+    return 0 if found is None else facts_of(found.data)[0]

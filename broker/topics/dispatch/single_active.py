@@ -5,14 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from broker.topics.compaction.reading import CompactedView
 from broker.topics.consumer import Consumer, SubscriptionType
 from broker.topics.dispatch.dispatcher import Dispatcher
-from broker.topics.dispatch.entry_facts import facts_of, keyed_facts_of
+from broker.topics.dispatch.entry_facts import facts_of, has_key_within
 from broker.topics.dispatch.holds import Holds
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.selection import StickyRanges, choose_active
 from broker.topics.dispatch.source import DispatchedSubscription
 from config.bounds import READ_BATCH_ENTRIES
 from magnetar.protocol.ids import EARLIEST, Position
-from magnetar.protocol.key_hash import HashRange
 from magnetar.protocol.txn_id import TxnId
 
 
@@ -176,7 +175,7 @@ class SingleActiveDispatcher(Dispatcher):
             count, special = facts_of(data)
             if special and self._skip_hidden(entry):
                 continue
-            if ranges and not _is_within(data, ranges):
+            if ranges and not has_key_within(data, ranges):
                 self.subscription.skip(position)
                 continue
             ack_set = cursor.ack_set(position) if count > 1 else None
@@ -199,9 +198,3 @@ class SingleActiveDispatcher(Dispatcher):
     def _may_pass(self, consumer: Consumer, txns: Collection[TxnId]) -> bool:
         """Whether a consumer may get messages behind those that these transactions hold."""
         return not txns or self._holds is None or self._holds.may_pass(txns, consumer)
-
-
-def _is_within(data: bytes, ranges: Sequence[HashRange]) -> bool:
-    """Whether the key of an entry has its hash in one of the ranges."""
-    _, _, key_hash = keyed_facts_of(data)
-    return any(first <= key_hash <= last for first, last in ranges)

@@ -27,7 +27,7 @@ from broker.topics.dispatch.errors import (
     ConsumerNotFound,
     SubscriptionUnavailable,
 )
-from broker.topics.dispatch.start_position import position_of, start_position
+from broker.topics.dispatch.start_position import position_of
 from broker.topics.schemas import definition_from_wire, is_large
 from broker.transactions.own_transactions import OwnTransactions
 from broker.wire.connection import Connection, Deferred, Handler
@@ -108,7 +108,7 @@ async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
     broker = connection.broker
     _require_served(request)
     name = parse_topic_name(request.topic)
-    topic = await broker.topics.get(name, create=request.force_topic_creation)
+    topic = await broker.topics.serve(name, create=request.force_topic_creation)
     if request.HasField("schema"):
         policies = await broker.namespaces.require(name.namespace_name)
         definition = definition_from_wire(request.schema)
@@ -116,7 +116,7 @@ async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
             await broker.schemas.check_consumer(
                 name.schema_id, definition, policies.schema_compatibility
             )
-    start = await start_position(topic, request, broker.scalable.inherits_subscription)
+    start = await topic.start_of(request, broker.scalable.inherits_subscription)
     consumer = await topic.subscribe(_subscribe_request_of(connection, request, start))
     if consumer.closed:
         raise SubscriptionUnavailable(
@@ -329,7 +329,7 @@ async def _answer_when_durable(
     connection: Connection, subscription: ConsumedSubscription, ack: CommandAck
 ) -> None:
     try:
-        await subscription.cursor.persist()
+        await subscription.persist()
     except MagnetarError as error:
         _ack_response(connection, ack, error)
     else:

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
-from broker.topics.dispatch.start_position import first_published_since, position_of
-from broker.topics.seek_target import batch_size_at
+from broker.topics.dispatch.start_position import position_of
 from broker.topics.topic_stats import consumer_rates
 from broker.wire.connection import Connection
 from magnetar.protocol.ids import Position, from_wire, to_wire
@@ -37,16 +36,11 @@ async def seek(connection: Connection, command: BaseCommand, entry: bytes | None
     consumer = _consumer(connection, request.consumer_id)
     subscription = consumer.subscription
     if request.HasField("message_id"):
-        position = position_of(request.message_id)
         ack_set = list(request.message_id.ack_set)
-        batch_size = await batch_size_at(subscription.ledger, position) if ack_set else 0
-        await subscription.seek(position, ack_set, batch_size)
+        await subscription.seek_message(position_of(request.message_id), ack_set)
     elif request.HasField("message_publish_time"):
         since_ms = from_wire(request.message_publish_time)
-        position = await first_published_since(
-            subscription.ledger, since_ms, compacted=consumer.read_compacted
-        )
-        await subscription.seek(position)
+        await subscription.seek_time(since_ms, compacted=consumer.read_compacted)
     else:
         raise ConsumerNotAllowed("SEEK came without a place: give a message id or a publish time.")
     connection.send(
@@ -64,17 +58,15 @@ async def get_last_message_id(
     """
     request = command.get_last_message_id
     consumer = _consumer(connection, request.consumer_id)
-    subscription = consumer.subscription
-    newest, batch_index = await subscription.last_entry_of(consumer)
-    position = Position(-1, -1) if newest is None else newest.position
-    message_id = _message_id(position, consumer.partition, batch_index)
+    newest = await consumer.subscription.newest_message_of(consumer)
+    message_id = _message_id(newest.position, consumer.partition, newest.batch_index)
     connection.send(
         BaseCommand(
             type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE,
             get_last_message_id_response=CommandGetLastMessageIdResponse(
                 request_id=request.request_id,
                 last_message_id=message_id,
-                consumer_mark_delete_position=_message_id(subscription.cursor.mark_delete, -1, -1),
+                consumer_mark_delete_position=_message_id(newest.mark_delete, -1, -1),
             ),
         )
     )

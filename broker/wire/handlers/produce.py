@@ -9,13 +9,13 @@ from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.producer_access import AccessMode
 from broker.topics.publish_errors import MessageRefused
 from broker.topics.schemas import definition_from_wire, is_large, version_bytes
-from broker.topics.topic import SubscriptionRefused, Topic, TopicState
+from broker.topics.served_topic import ServedTopic
 from broker.wire.connection import Connection, Handler
 from broker.wire.protocol_violation import ProtocolViolation
 from config.bounds import METADATA_KEY_BYTES
 from magnetar.protocol.frame_error import ReplicatorOnly
 from magnetar.protocol.frames import Received, Send
-from magnetar.protocol.ids import EARLIEST, from_wire, to_wire
+from magnetar.protocol.ids import from_wire, to_wire
 from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import TopicDomain, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
@@ -132,22 +132,13 @@ async def _attach(request: CommandProducer, connection: Connection) -> Producer:
             f"A producer was named with {len(request.producer_name)} characters, and "
             f"{METADATA_KEY_BYTES} bytes are the most: give it a shorter name."
         )
-    topic = await connection.broker.topics.get(name, create=True)
+    topic = await connection.broker.topics.serve(name, create=True)
     wanted = _request_of(request, connection)
     topic.require_open(wanted)
     version = await _schema_version(connection, topic, request)
-    if request.initial_subscription_name and topic.state is TopicState.OPEN:
-        await _create_initial_subscription(topic, request.initial_subscription_name)
+    if request.initial_subscription_name:
+        await topic.create_initial_subscription(request.initial_subscription_name)
     return await topic.add_producer(replace(wanted, schema_version=version))
-
-
-async def _create_initial_subscription(topic: Topic, name: str) -> None:
-    if name not in topic.subscriptions and not topic.policies.creates_subscriptions:
-        raise SubscriptionRefused(
-            f"{topic.name} has no subscription {name!r}, and policies forbid to create it "
-            "automatically: create it first, or allow autoSubscriptionCreation."
-        )
-    await topic.create_subscription(name, EARLIEST)
 
 
 def _request_of(request: CommandProducer, connection: Connection) -> ProducerRequest:
@@ -165,7 +156,9 @@ def _request_of(request: CommandProducer, connection: Connection) -> ProducerReq
     )
 
 
-async def _schema_version(connection: Connection, topic: Topic, request: CommandProducer) -> bytes:
+async def _schema_version(
+    connection: Connection, topic: ServedTopic, request: CommandProducer
+) -> bytes:
     """The version of the producer's schema, added to the topic's history if it may be."""
     if not request.HasField("schema"):
         return b""

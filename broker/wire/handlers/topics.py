@@ -26,18 +26,22 @@ _RESPONSE_TAG = BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE_FIELD_NUMBER << 3 |
 async def topics_of_namespace(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> None:
-    """GET_TOPICS_OF_NAMESPACE: all persistent topics, one for each partition; none if unchanged.
+    """GET_TOPICS_OF_NAMESPACE: the topics of a mode, one for each partition; none if unchanged.
 
     The client applies its pattern itself (`filtered` is false).
     """
     request = command.get_topics_of_namespace
     namespace = parse_namespace_name(request.namespace)
-    listings = connection.broker.topics.listings
-    arrival = listings.arrival()
+    topics = connection.broker.topics
+    arrival = topics.listings.arrival()
     async with connection.costly():
         listing = NO_TOPICS
         if request.mode != CommandGetTopicsOfNamespace.NON_PERSISTENT:
-            listing = await listings.get(namespace, arrival)
+            listing = await topics.listings.get(namespace, arrival)
+        if request.mode != CommandGetTopicsOfNamespace.PERSISTENT:
+            others = await topics.non_persistent.list_names(namespace)
+            if others:
+                listing = listing_of(sorted((*listing.names, *others)))
         unchanged = request.topics_hash == listing.hash
         shared = listing.unchanged if unchanged else listing.encoded
         connection.send_encoded(_head_of_response(request.request_id, len(shared)), shared)

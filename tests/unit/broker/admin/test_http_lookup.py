@@ -61,9 +61,10 @@ async def test_names_are_listed_by_their_domain(rest: Rest) -> None:
 
 
 async def test_a_lookup_refuses_what_the_wire_refuses(rest: Rest) -> None:
-    reason = await rest.refused(405, "GET", f"{LOOKUP}/non-persistent/public/default/x")
+    reserved = "pulsar/system/__transaction_log_0"
+    reason = await rest.refused(405, "GET", f"{LOOKUP}/persistent/{reserved}")
     client = await RawClient.open("127.0.0.1", rest.binary_port)
-    command = pb.CommandLookupTopic(topic="non-persistent://public/default/x")
+    command = pb.CommandLookupTopic(topic=f"persistent://{reserved}")
     with pytest.raises(BrokerError, match=re.escape(reason)):
         await client.request(pb.BaseCommand.LOOKUP, command)
     await client.close()

@@ -215,12 +215,6 @@ async def test_partitioned_topics(rest: Rest) -> None:
     assert await rest.get(PERSISTENT) == []
 
 
-async def test_there_are_no_topics_that_are_not_persistent(rest: Rest) -> None:
-    for tail in ("", "/partitioned"):
-        assert await rest.get(f"/admin/v2/non-persistent/public/default{tail}") == []
-        await rest.refused(404, "GET", f"/admin/v2/non-persistent/public/none{tail}")
-
-
 async def test_tenants_namespaces_and_policies(rest: Rest) -> None:
     await rest.done("PUT", "/admin/v2/tenants/acme", {"adminRoles": [], "allowedClusters": []})
     await rest.refused(409, "PUT", "/admin/v2/tenants/acme")

@@ -88,7 +88,7 @@ async def test_acknowledged_messages_leave_the_sizes(creating: Rest) -> None:
 async def test_rates_of_loaded_topics_and_their_clients_are_sampled(broker: Broker) -> None:
     begun_s = asyncio.get_running_loop().time()
     now_s = [begun_s]
-    timer = RateTimer(broker.topics.loaded, lambda: now_s[0])
+    timer = RateTimer(broker.topics.sampled, lambda: now_s[0])
     topic = await broker.topics.get(parse_topic_name(TOPIC), create=True)
     await topic.create_subscription("s", EARLIEST)
     client = await RawClient.open("127.0.0.1", broker.port)

@@ -121,7 +121,8 @@ async def test_a_parent_stays_until_its_subscriptions_are_carried_over(node: Nod
     child = await node.segment(1)
     await child.unsubscribe("s", force=False)
     consumer = await node.peer().attach(1, "c")
-    assert consumer.subscription.cursor.mark_delete.entry_id == -1
+    assert child.subscriptions["s"].cursor.mark_delete.entry_id == -1
+    assert consumer.subscription is child.subscriptions["s"]
     go_on.set()
     live = await node.scalable._topics.get(TOPIC)
     await until(lambda: not live.work.busy)

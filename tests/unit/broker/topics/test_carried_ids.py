@@ -246,7 +246,7 @@ async def test_names_left_out_of_a_stored_snapshot_are_logged_and_shown(
             await topic.sequence_store.save()
             await topic.sequence_store.save()
             families = TopicFamilies("c", topic_level=True)
-            assert not list(families.collect([topic], {}))
+            assert not list(families.collect([topic], (), {}))
             set_bound(monkeypatch, "SNAPSHOT_BYTES", 20_000)
             await topic.sequence_store.save()
         events = [each for each in logs if each["event"].startswith("sequence_ids_")]

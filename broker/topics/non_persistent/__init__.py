@@ -1,0 +1,1 @@
+"""Topics that store nothing: `non-persistent://`.  See docs/non-persistent-topics.md."""

@@ -9,11 +9,13 @@ import pytest
 
 from broker.topics.consumer import Consumer, SubscribeRequest
 from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotFound, SubscriptionUnavailable
+from broker.topics.dispatch.start_position import Inherits, start_position
+from broker.topics.topic import Topic
 from broker.wire.connection import Connection
 from broker.wire.handlers.consume import HANDLERS
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST, Position, to_wire
-from magnetar.protocol.pulsar_pb2 import BaseCommand
+from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandSubscribe
 from magnetar.protocol.server_error import MagnetarError, ServerError
 from storage.metadata.store import MetadataError
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, entry_bytes, settle
@@ -29,6 +31,9 @@ class HandlerTopic(FakeTopic):
         self.gate: asyncio.Event | None = None
         self.requests: list[SubscribeRequest] = []
         self.inherited: set[str] = set()
+
+    async def start_of(self, request: CommandSubscribe, inherits: Inherits) -> Position:
+        return await start_position(cast("Topic", self), request, inherits)
 
     async def subscribe(self, request: SubscribeRequest) -> Consumer:
         self.requests.append(request)
@@ -47,14 +52,14 @@ class Peer(FakeConnection):
         super().__init__()
         self.topic = topic
 
-        async def get(name: object, *, create: bool) -> HandlerTopic:
+        async def serve(name: object, *, create: bool) -> HandlerTopic:
             return topic
 
         async def inherits(segment: object, subscription: str) -> bool:
             return subscription in topic.inherited
 
         self.broker = SimpleNamespace(
-            topics=SimpleNamespace(get=get),
+            topics=SimpleNamespace(serve=serve),
             scalable=SimpleNamespace(inherits_subscription=inherits),
             transactions=SimpleNamespace(enabled=False),
         )

@@ -222,12 +222,13 @@ final class AdminArguments {
                 }
                 return;
             }
-            if (kind.equals("NonPersistentTopics")
-                    || method.startsWith("create") && method.endsWith("Topic") && !method.contains("Shadow")) {
+            if (method.startsWith("create") && method.endsWith("Topic") && !method.contains("Shadow")) {
                 return;
             }
             if (partitioned && !method.equals("createMissedPartitions")) {
                 admin.topics().createPartitionedTopic(topic, 2);
+            } else if (kind.equals("NonPersistentTopics")) {
+                admin.topics().createNonPartitionedTopic(topic);
             } else {
                 admin.topics().createNonPartitionedTopic(topic, Map.of("key", "value"));
             }

@@ -180,6 +180,7 @@ POST DELETE          /admin/v2/persistent/{tenant}/{namespace}/{topic}/permissio
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptions     consume
 PUT DELETE           /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription} consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip_all consume
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip/{count} consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages/{seconds} consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/all_subscription/expireMessages/{seconds} tenant-admin

@@ -31,6 +31,7 @@ from broker.topics.topic_requests import (
     ListTopicSubscriptions,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
+    SkipEntries,
 )
 from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
 from magnetar.protocol.names import TopicName
@@ -50,6 +51,7 @@ def routes() -> list[web.RouteDef]:
         web.put(SUBSCRIPTION, create),
         web.delete(SUBSCRIPTION, delete),
         web.post(SUBSCRIPTION + "/skip_all", skip_all),
+        web.post(SUBSCRIPTION + "/skip/{count}", skip),
         web.post(SUBSCRIPTION + "/resetcursor", reset_to_id),
         web.post(SUBSCRIPTION + "/resetcursor/{timestamp}", reset_to_time),
         web.post(SUBSCRIPTION + "/expireMessages", expire_up_to),
@@ -165,6 +167,24 @@ async def _require_unused(request: web.Request, partition: TopicName, name: str)
 async def skip_all(request: web.Request) -> web.Response:
     """POST: skip all messages that were published so far."""
     return await _seek(request, SeekTarget(LATEST))
+
+
+async def skip(request: web.Request) -> web.Response:
+    """POST: count the oldest `count` entries of the backlog as acknowledged.
+
+    A batch is one entry, as in Apache Pulsar.  405 on a partitioned topic.
+    """
+    name, count = request.match_info["subscription"], number(request, "count")
+    if count < 0:
+        raise refused(f"{count} messages cannot be skipped: give 0 or more.")
+    if await partitions_in(request):
+        raise RestError(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            "Messages have an order within one partition alone: name the partition, or use "
+            "skip_all.",
+        )
+    await on_each_partition(request, lambda topic: SkipEntries(topic, name, count))
+    return no_content()
 
 
 async def reset_to_id(request: web.Request) -> web.Response:

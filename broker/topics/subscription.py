@@ -1,7 +1,7 @@
 """One subscription of a topic: its cursor, its consumers, and the dispatcher between them."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
 from weakref import ref
@@ -41,7 +41,7 @@ from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
 from broker.topics.weak_references import require_present
 from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, EXPIRED_AT_ONCE, SEEK_REATTACH_S
 from magnetar.protocol.ack_set import from_words
-from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import TopicDomain
 from magnetar.protocol.server_error import MagnetarError
@@ -439,18 +439,34 @@ class Subscription:
             self.report_end_if_reached()
 
     async def expire_before(self, end: Position) -> int:
-        """Acknowledge the entries before `end`, in slices, and return how many it acknowledged.
+        """Acknowledge the entries before `end`, as too old, and return how many it acknowledged.
 
         Entries behind the max read position stay: a transaction is open there.  Raises
         `ReservedSubscription` for the subscription of compaction.
         """
-        require_of_users(self.name)
         expired = 0
-        while not self.closed:
+        async for count in self._acknowledge_oldest(end, self.backlog):
+            expired += count
+            self.expired_total += count
+        return expired
+
+    async def skip_oldest(self, most: int) -> int:
+        """Acknowledge the oldest entries, `most` of them, and return how many it acknowledged.
+
+        Stays and raises as `expire_before`.
+        """
+        return sum([count async for count in self._acknowledge_oldest(LATEST, most)])
+
+    async def _acknowledge_oldest(self, end: Position, most: int) -> AsyncIterator[int]:
+        """Acknowledge at most so many entries before `end`, in slices; yields their lengths."""
+        require_of_users(self.name)
+        left = most
+        while left and not self.closed:
             last = self.topic.max_read_position()
             slice_: list[Ack] = []
             position = self.cursor.first_unacknowledged(EARLIEST)
-            while position < end and position <= last and len(slice_) < EXPIRED_AT_ONCE:
+            room = min(left, EXPIRED_AT_ONCE)
+            while position < end and position <= last and len(slice_) < room:
                 slice_.append((position, (), 0))
                 position = self.cursor.first_unacknowledged(
                     Position(position.ledger_id, position.entry_id + 1)
@@ -458,12 +474,11 @@ class Subscription:
             if not slice_:
                 break
             self.acknowledge(None, slice_)
-            expired += len(slice_)
-            self.expired_total += len(slice_)
+            left -= len(slice_)
+            yield len(slice_)
             await asyncio.sleep(0)
-        if expired:
+        if left < most:
             self.wake()
-        return expired
 
     def redeliver(
         self, consumer: Consumer, messages: Mapping[Position, int] | None, epoch: int | None

@@ -323,6 +323,22 @@ class ExpireMessages(TopicRequest[int]):
 
 
 @dataclass(frozen=True, slots=True)
+class SkipEntries(TopicRequest[int]):
+    """Count the oldest `count` unacknowledged entries of a subscription as acknowledged.
+
+    Returns and raises as `ExpireMessages`.
+    """
+
+    KIND: ClassVar[str] = "topic.skip"
+    name: str
+    count: int
+
+    async def run(self, topics: LocalTopics) -> int:
+        """See `Subscription.skip_oldest`."""
+        return await _subscription(await topics.open(self.topic), self.name).skip_oldest(self.count)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpireUpTo(TopicRequest[int]):
     """Count messages of a subscription up to a message id as acknowledged.
 
@@ -375,6 +391,7 @@ TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyT
             SeekTopicSubscriptionToTime,
             ExpireMessages,
             ExpireUpTo,
+            SkipEntries,
         )
     }
 )

@@ -26,6 +26,7 @@ from broker.topics.topic_requests import (
     RequireUnused,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
+    SkipEntries,
     TopicRequest,
     UnloadTopic,
     ViewCompaction,
@@ -65,6 +66,7 @@ REQUESTS: list[Request[LocalTopics, object]] = [
     SeekTopicSubscription(TOPIC, "s", EARLIEST, batch_index=0, excluded=True),
     SeekTopicSubscriptionToTime(TOPIC, "s", 7),
     ExpireMessages(TOPIC, "s", 7),
+    SkipEntries(TOPIC, "s", 7),
     ExpireUpTo(TOPIC, "s", LATEST, excluded=True),
 ]
 
@@ -76,7 +78,7 @@ def test_request_arrives_as_it_was_sent(request_: Request[LocalTopics, object]) 
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == TOPIC_REQUESTS.keys()
-    assert len(TOPIC_REQUESTS) == 18
+    assert len(TOPIC_REQUESTS) == 19
 
 
 def test_no_kind_is_in_two_tables() -> None:

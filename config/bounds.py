@@ -645,6 +645,8 @@ TXN_HELD_SENDS = 1000
 """SENDs of one producer that wait for a transaction to join; above it its client is not read."""
 TXN_PRUNE_S = 300
 """Pause between checks for aborted transactions whose ledgers are deleted."""
+PEEKED_ENTRIES = 10_000
+"""How far into a topic or a backlog single entries are shown over REST."""
 TXN_PINS_SHOWN = 100
 """Transactions that are listed for one segment when an operator asks which ones pin it."""
 TXN_CLAIMS_READ = 500

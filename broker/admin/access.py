@@ -187,6 +187,8 @@ POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/all_subsc
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/resetcursor consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/resetcursor/{timestamp} consume
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/position/{position} consume
+GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/ledger/{ledger}/entry/{entry} consume
+GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/examinemessage        consume
 
 GET                  /admin/v2/scalable/{tenant}/{namespace}                             lookup
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}                     lookup

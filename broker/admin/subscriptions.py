@@ -57,7 +57,6 @@ def routes() -> list[web.RouteDef]:
         web.post(SUBSCRIPTION + "/expireMessages", expire_up_to),
         web.post(SUBSCRIPTION + "/expireMessages/{seconds}", expire),
         web.post(TOPIC + "/all_subscription/expireMessages/{seconds}", expire_all),
-        web.get(SUBSCRIPTION + "/position/{position}", refuse_to_peek),
     ]
 
 
@@ -270,12 +269,3 @@ def _answer_expiry(request: web.Request, entries: int) -> web.Response:
         # As in Apache Pulsar.
         raise conflict(f"No message of {persistent_name(request)} is old enough to expire.")
     return no_content()
-
-
-async def refuse_to_peek(request: web.Request) -> web.Response:
-    """GET: refuse with 405: messages are not shown over REST."""
-    # Pulsar's Java admin client takes 404 for the end of the backlog, and shows nothing.
-    raise RestError(
-        HTTPStatus.METHOD_NOT_ALLOWED,
-        "Messages are not shown over REST yet: use `magnetar peek TOPIC`, or a reader.",
-    )

@@ -75,11 +75,3 @@ async def test_reset_to_an_invalid_position_is_refused(
     place = {"ledgerId": 0, "entryId": 0, **members}
     reason = await creating.refused(400, "POST", f"{SUBSCRIPTION}/s/resetcursor", place)
     assert next(iter(members)) in reason
-
-
-async def test_messages_are_not_peeked_at(creating: Rest) -> None:
-    """404 would be the end of the backlog to the Java admin, which then shows nothing."""
-    await creating.done("PUT", "/admin/v2/persistent/public/default/x")
-    await creating.done("PUT", f"{SUBSCRIPTION}/s")
-    reason = await creating.refused(405, "GET", f"{SUBSCRIPTION}/s/position/1")
-    assert "magnetar peek" in reason

@@ -18,6 +18,7 @@ public final class V4Driver {
         V4Features.addTo(cases);
         V4Schemas.addTo(cases);
         V4Lifecycle.addTo(cases);
+        V4Messages.addTo(cases);
         V4NonPersistent.addTo(cases);
         Driver.run(cases, arguments);
     }

@@ -1,0 +1,117 @@
+"""Single messages over REST: of a backlog, by id, and counted from an end of the topic."""
+
+import base64
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from config.bounds import PEEKED_ENTRIES
+from magnetar.compression import CompressionType, compress
+from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.raw_client import RawClient
+from tests.unit.broker.admin.conftest import Rest
+
+NAME = "persistent://public/default/t"
+TOPIC = "/admin/v2/persistent/public/default/t"
+BACKLOG = f"{TOPIC}/subscription/s/position"
+
+
+@pytest.fixture
+async def client(rest: Rest) -> AsyncIterator[RawClient]:
+    await rest.done("PUT", TOPIC)
+    await rest.done("PUT", f"{TOPIC}/subscription/s")
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    yield client
+    await client.close()
+
+
+async def shown(rest: Rest, path: str) -> tuple[dict[str, str], bytes]:
+    """The headers of an answer without their prefix, and its body."""
+    async with aiohttp.ClientSession() as session, session.get(rest.base + path) as answer:
+        body = await answer.read()
+        assert answer.status == 200, body
+        found = answer.headers.items()
+    return {k.removeprefix("X-Pulsar-"): v for k, v in found if k.startswith("X-Pulsar-")}, body
+
+
+async def test_messages_of_the_backlog_are_shown_in_order(rest: Rest, client: RawClient) -> None:
+    producer = await client.create_producer(NAME)
+    ids = [(await producer.send(b"%d" % number)).message_id for number in range(3)]
+    consumer = await client.subscribe(NAME, "s")
+    await consumer.ack_answered(ids[1])
+    assert [(await shown(rest, f"{BACKLOG}/{count}"))[1] for count in (1, 2)] == [b"0", b"2"]
+    assert "fewer than 3" in await rest.refused(404, "GET", f"{BACKLOG}/3")
+    assert "fewer than" in await rest.refused(404, "GET", f"{BACKLOG}/{PEEKED_ENTRIES}")
+    for wrong in (0, -1, PEEKED_ENTRIES + 1):
+        assert "out of bounds" in await rest.refused(412, "GET", f"{BACKLOG}/{wrong}")
+    missing = f"{TOPIC}/subscription/none/position/1"
+    assert "no subscription 'none'" in await rest.refused(404, "GET", missing)
+
+
+async def test_metadata_are_headers_and_the_payload_is_unpacked(
+    rest: Rest, client: RawClient
+) -> None:
+    metadata = pb.MessageMetadata(
+        partition_key="k\u00e9y\r\n",
+        ordering_key=b"\x00\x01",
+        event_time=1_700_000_000_123,
+        compression=pb.LZ4,
+        uncompressed_size=5,
+        properties=[pb.KeyValue(key="a b", value="\u00fc")],
+        null_value=False,
+    )
+    producer = await client.create_producer(NAME, pb.CommandProducer(producer_name="p"))
+    packed = compress(CompressionType.LZ4, b"hello")
+    sent = (await producer.send(packed, metadata=metadata)).message_id
+    headers, body = await shown(rest, f"{TOPIC}/ledger/{sent.ledger_id}/entry/{sent.entry_id}")
+    assert body == b"hello"
+    assert headers["Message-ID"] == f"{sent.ledger_id}:{sent.entry_id}"
+    assert headers["producer-name"] == "p"
+    assert headers["sequence-id"] == "0"
+    assert headers["partition-key"] == "k%C3%A9y%0D%0A"
+    assert headers["Base64-ordering-key"] == base64.b64encode(b"\x00\x01").decode()
+    assert headers["event-time"] == "2023-11-14T22:13:20.123+00:00"
+    assert headers["PROPERTY"] == '{"a b": "\\u00fc"}'
+    assert headers["Is-Encrypted"] == headers["txn-aborted"] == "false"
+    assert "num-batch-message" not in headers
+
+
+async def test_what_is_encrypted_is_shown_as_it_is(rest: Rest, client: RawClient) -> None:
+    metadata = pb.MessageMetadata(
+        compression=pb.LZ4,
+        uncompressed_size=5,
+        encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")],
+    )
+    await (await client.create_producer(NAME)).send(b"secret", metadata=metadata)
+    headers, body = await shown(rest, f"{BACKLOG}/1")
+    assert (headers["Is-Encrypted"], body) == ("true", b"secret")
+
+
+async def test_examined_from_either_end(rest: Rest, client: RawClient) -> None:
+    assert "is empty" in await rest.refused(412, "GET", f"{TOPIC}/examinemessage")
+    producer = await client.create_producer(NAME)
+    for number in range(4):
+        await producer.send(b"%d" % number)
+    wanted = {
+        "": b"3",
+        "?messagePosition=2": b"2",
+        "?initialPosition=earliest": b"0",
+        "?initialPosition=earliest&messagePosition=3": b"2",
+        "?initialPosition=latest&messagePosition=100": b"0",
+        "?initialPosition=earliest&messagePosition=100": b"3",
+    }
+    for query, payload in wanted.items():
+        assert (await shown(rest, f"{TOPIC}/examinemessage{query}"))[1] == payload, query
+    for query in ("initialPosition=middle", "messagePosition=0"):
+        await rest.refused(412, "GET", f"{TOPIC}/examinemessage?{query}")
+
+
+async def test_missing_messages_are_not_found(rest: Rest, client: RawClient) -> None:
+    sent = (await (await client.create_producer(NAME)).send(b"x")).message_id
+    for place in (f"{sent.ledger_id}/entry/1", f"{sent.ledger_id + 1}/entry/0", "0/entry/-1"):
+        assert "deleted" in await rest.refused(404, "GET", f"{TOPIC}/ledger/{place}")
+    await rest.done("PUT", "/admin/v2/persistent/public/default/p/partitions", 2)
+    for path in ("ledger/0/entry/0", "examinemessage", "subscription/s/position/1"):
+        partitioned = f"/admin/v2/persistent/public/default/p/{path}"
+        assert "name the partition" in await rest.refused(405, "GET", partitioned)

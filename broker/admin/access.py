@@ -151,6 +151,10 @@ GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/internalS
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/partitioned-internalStats lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/lastMessageId     lookup
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/terminate         tenant-admin
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/terminate/partitions tenant-admin
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/trim              tenant-admin
+GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/messageid/{timestamp} consume
+PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/backlogSize       consume
 PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/unload            tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/properties        lookup
 PUT DELETE           /admin/v2/persistent/{tenant}/{namespace}/{topic}/properties        tenant-admin

@@ -9,9 +9,10 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.partition_requests import partitions_in
-from broker.admin.persistent import TOPIC, existing_topic
-from broker.admin.rest import RestError, not_found, number, refused
-from broker.admin.subscriptions import SUBSCRIPTION
+from broker.admin.persistent import TOPIC, existing_topic, message_id_json
+from broker.admin.rest import RestError, body_of, not_found, number, refused
+from broker.admin.subscriptions import SUBSCRIPTION, target_in
+from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.shown_message import shown_message
 from broker.topics.topic import Topic
 from config.bounds import PEEKED_ENTRIES
@@ -27,6 +28,8 @@ def routes() -> list[web.RouteDef]:
         web.get(SUBSCRIPTION + "/position/{position}", peek),
         web.get(TOPIC + "/ledger/{ledger}/entry/{entry}", by_id),
         web.get(TOPIC + "/examinemessage", examine),
+        web.get(TOPIC + "/messageid/{timestamp}", id_at),
+        web.put(TOPIC + "/backlogSize", size_behind),
     ]
 
 
@@ -76,6 +79,27 @@ async def examine(request: web.Request) -> web.Response:
     for _ in range(skipped):
         position = step(position)
     return await _shown(topic, position, f"{topic.name} has no such entry")
+
+
+async def id_at(request: web.Request) -> web.Response:
+    """GET: the id of the first message published at or after the time, in ms.
+
+    Behind the newest message, it is the place where the next one may be stored.
+    """
+    topic = await _topic(request)
+    found = await first_published_since(topic.ledger, number(request, "timestamp"))
+    position = topic.ledger.next_position(topic.ledger.last_confirmed) if found == LATEST else found
+    return web.json_response(message_id_json(position))
+
+
+async def size_behind(request: web.Request) -> web.Response:
+    """PUT, message id as body: how many bytes are stored from that message on."""
+    topic = await _topic(request)
+    target = target_in(await body_of(request))
+    if target.position == LATEST:
+        return web.json_response(0)
+    ranges = topic.ledger.ranges
+    return web.json_response((await ranges.sums(target.position, ranges.end)).size_bytes)
 
 
 async def _topic(request: web.Request) -> Topic:

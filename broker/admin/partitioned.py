@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.not_served import require_no_shadow
-from broker.admin.partition_requests import copy_subscriptions
+from broker.admin.partition_requests import copy_subscriptions, on_each_partition, partitions_in
 from broker.admin.persistent import (
     TOPIC,
     persistent_name,
@@ -36,7 +36,7 @@ from broker.policies.json_numbers import is_number
 from broker.topics.partitions import PartitionedTopic
 from broker.topics.reserved_names import COORDINATORS
 from broker.topics.topic import TopicNotFound
-from broker.topics.topic_requests import ViewInternalStats
+from broker.topics.topic_requests import SealTopic, TrimTopic, ViewInternalStats
 from magnetar.protocol.names import TopicDomain, TopicName, require_creatable
 
 COUNT_CHARACTERS = 20
@@ -57,7 +57,11 @@ def routes() -> list[web.RouteDef]:
             web.delete(topic + "/partitions", delete_partitioned),
             web.get(topic + "/partitioned-stats", partitioned_stats),
         ]
-    found.append(web.get(TOPIC + "/partitioned-internalStats", stats_of_ledgers))
+    found += [
+        web.get(TOPIC + "/partitioned-internalStats", stats_of_ledgers),
+        web.post(TOPIC + "/terminate/partitions", terminate_partitions),
+        web.post(TOPIC + "/trim", trim),
+    ]
     return found
 
 
@@ -224,3 +228,21 @@ async def stats_of_ledgers(request: web.Request) -> web.Response:
     each = await topics.partition_work.run(partitions, stats)
     shown = {str(name): one for name, one in zip(partitions, each, strict=True) if one is not None}
     return web.json_response({"metadata": _metadata_json(found), "partitions": shown})
+
+
+async def terminate_partitions(request: web.Request) -> web.Response:
+    """POST: seal all partitions for ever; the last message id of each, by its index."""
+    if not await partitions_in(request):
+        raise RestError(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            f"{persistent_name(request)} has no partitions: use /terminate.",
+        )
+    last = await on_each_partition(request, SealTopic)
+    by_index = sorted(last, key=lambda each: each["partitionIndex"])
+    return web.json_response({str(each["partitionIndex"]): each for each in by_index})
+
+
+async def trim(request: web.Request) -> web.Response:
+    """POST: delete now what every subscription has read and no policy keeps."""
+    await on_each_partition(request, TrimTopic)
+    return no_content()

@@ -64,7 +64,7 @@ NOT_FOUND = (ServerError.TOPIC_NOT_FOUND, ServerError.SUBSCRIPTION_NOT_FOUND)
 """Errors of partitions that do not have the subscription."""
 
 
-def _target(body: object) -> SeekTarget:
+def target_in(body: object) -> SeekTarget:
     """The target in a body: a message id, "earliest" or "latest".  None and {}: the newest."""
     position = _position(body)
     members = body if isinstance(body, dict) else {}
@@ -121,7 +121,7 @@ async def create(request: web.Request) -> web.Response:
     if flag(request, "replicated"):
         raise refused("There is one cluster, so nothing is replicated: leave replicated out.")
     body = await body_of(request)
-    target = _target(body)
+    target = target_in(body)
     properties = properties_in(body.get("properties") if isinstance(body, dict) else None)
     if not target.at_edge:
         await _require_unpartitioned(
@@ -192,7 +192,7 @@ async def reset_to_id(request: web.Request) -> web.Response:
     405 on a partitioned topic.
     """
     await _require_unpartitioned(request, "the cursors of all cannot be set to it")
-    return await _seek(request, _target(await body_of(request)))
+    return await _seek(request, target_in(await body_of(request)))
 
 
 async def _seek(request: web.Request, target: SeekTarget) -> web.Response:
@@ -256,7 +256,7 @@ async def expire_up_to(request: web.Request) -> web.Response:
     With `excluded` the message itself stays.  405 on a partitioned topic, 409 without messages.
     """
     await _require_unpartitioned(request, "messages of other partitions cannot expire up to it")
-    target, name = _target(await body_of(request)), request.match_info["subscription"]
+    target, name = target_in(await body_of(request)), request.match_info["subscription"]
 
     def request_of(topic: TopicName) -> ExpireUpTo:
         return ExpireUpTo(topic, name, target.position, target.excluded)

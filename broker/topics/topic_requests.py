@@ -195,6 +195,30 @@ class ViewInternalStats(TopicRequest[dict[str, object]]):
 
 
 @dataclass(frozen=True, slots=True)
+class SealTopic(TopicRequest[dict[str, int]]):
+    """Seal a topic for ever, and return its last message id as REST shows it."""
+
+    KIND: ClassVar[str] = "topic.seal"
+
+    async def run(self, topics: LocalTopics) -> dict[str, int]:
+        """See `Topic.seal`."""
+        last = await (await topics.open(self.topic)).seal()
+        index = -1 if self.topic.partition_index is None else self.topic.partition_index
+        return {"ledgerId": last.ledger_id, "entryId": last.entry_id, "partitionIndex": index}
+
+
+@dataclass(frozen=True, slots=True)
+class TrimTopic(TopicRequest[None]):
+    """Delete the ledgers that every subscription has read and no policy keeps."""
+
+    KIND: ClassVar[str] = "topic.trim"
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `ManagedLedger.trim`."""
+        await (await topics.open(self.topic)).ledger.trim()
+
+
+@dataclass(frozen=True, slots=True)
 class CompactTopic(TopicRequest[bool]):
     """Begin to compact a topic, and return whether it was not being compacted."""
 
@@ -382,6 +406,8 @@ TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyT
             ViewTopicProperties,
             ViewTopicStats,
             ViewInternalStats,
+            SealTopic,
+            TrimTopic,
             CompactTopic,
             ViewCompaction,
             ListTopicSubscriptions,

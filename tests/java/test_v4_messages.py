@@ -21,4 +21,7 @@ def test_single_messages_are_peeked_at_examined_and_skipped(
     assert facts["event_time"]
     assert facts["published"]
     assert (facts["first"], facts["last"]) == ("alone", "batched 0")
+    assert facts["id_since_its_time"]
+    assert facts["bytes_from_it_on"]
     assert facts["after_skip"] == batched
+    assert facts["terminated"] == 2

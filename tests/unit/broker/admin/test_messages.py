@@ -9,7 +9,7 @@ import pytest
 from config.bounds import PEEKED_ENTRIES
 from magnetar.compression import CompressionType, compress
 from magnetar.protocol import pulsar_pb2 as pb
-from tests.support.raw_client import RawClient
+from tests.support.raw_client import BrokerError, RawClient
 from tests.unit.broker.admin.conftest import Rest
 
 NAME = "persistent://public/default/t"
@@ -115,3 +115,49 @@ async def test_missing_messages_are_not_found(rest: Rest, client: RawClient) -> 
     for path in ("ledger/0/entry/0", "examinemessage", "subscription/s/position/1"):
         partitioned = f"/admin/v2/persistent/public/default/p/{path}"
         assert "name the partition" in await rest.refused(405, "GET", partitioned)
+
+
+async def test_id_of_the_first_message_since_a_time(rest: Rest, client: RawClient) -> None:
+    producer = await client.create_producer(NAME)
+    sent = []
+    for ms in (1_000, 2_000, 3_000):
+        metadata = pb.MessageMetadata(publish_time=ms)
+        sent.append((await producer.send(b"x", metadata=metadata)).message_id)
+    for since_ms, index in ((0, 0), (1_001, 1), (3_000, 2)):
+        found = await rest.get(f"{TOPIC}/messageid/{since_ms}")
+        wanted = {"ledgerId": sent[index].ledger_id, "entryId": sent[index].entry_id}
+        assert found == {**wanted, "partitionIndex": -1}
+    behind = {"ledgerId": sent[2].ledger_id, "entryId": sent[2].entry_id + 1}
+    assert await rest.get(f"{TOPIC}/messageid/3001") == {**behind, "partitionIndex": -1}
+
+
+async def test_bytes_from_a_message_on(rest: Rest, client: RawClient) -> None:
+    producer = await client.create_producer(NAME)
+    sent = [(await producer.send(bytes(100))).message_id for _ in range(3)]
+    stats = await rest.get(f"{TOPIC}/stats")
+    assert isinstance(stats, dict)
+    sizes = []
+    for each in sent:
+        place = {"ledgerId": each.ledger_id, "entryId": each.entry_id}
+        sizes.append((await rest.call("PUT", f"{TOPIC}/backlogSize", place))[1])
+    assert sizes == [stats["storageSize"] // 3 * left for left in (3, 2, 1)]
+    assert (await rest.call("PUT", f"{TOPIC}/backlogSize", "latest"))[1] == 0
+    assert (await rest.call("PUT", f"{TOPIC}/backlogSize", "earliest"))[1] == sizes[0]
+
+
+async def test_all_partitions_are_sealed_and_tell_their_last_messages(
+    rest: Rest, client: RawClient
+) -> None:
+    partitioned = "/admin/v2/persistent/public/default/p"
+    assert "no partitions" in await rest.refused(405, "POST", f"{TOPIC}/terminate/partitions")
+    await rest.done("PUT", f"{partitioned}/partitions", 2)
+    name = "persistent://public/default/p-partition-1"
+    sent = (await (await client.create_producer(name)).send(b"x")).message_id
+    status, found = await rest.call("POST", f"{partitioned}/terminate/partitions")
+    assert status == 200
+    assert isinstance(found, dict)
+    assert list(found) == ["0", "1"]
+    last = {"ledgerId": sent.ledger_id, "entryId": sent.entry_id, "partitionIndex": 1}
+    assert (found["0"]["entryId"], found["1"]) == (-1, last)
+    with pytest.raises(BrokerError, match="TopicTerminated"):
+        await client.create_producer(name)

@@ -24,10 +24,12 @@ from broker.topics.topic_requests import (
     ListUnmanagedClients,
     LoadTopic,
     RequireUnused,
+    SealTopic,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
     SkipEntries,
     TopicRequest,
+    TrimTopic,
     UnloadTopic,
     ViewCompaction,
     ViewInternalStats,
@@ -56,6 +58,8 @@ REQUESTS: list[Request[LocalTopics, object]] = [
     ViewTopicProperties(TOPIC),
     ViewTopicStats(TOPIC),
     ViewInternalStats(TOPIC),
+    SealTopic(TOPIC),
+    TrimTopic(TOPIC),
     CompactTopic(TOPIC),
     ViewCompaction(TOPIC),
     ListTopicSubscriptions(TOPIC),
@@ -78,7 +82,7 @@ def test_request_arrives_as_it_was_sent(request_: Request[LocalTopics, object]) 
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == TOPIC_REQUESTS.keys()
-    assert len(TOPIC_REQUESTS) == 19
+    assert len(TOPIC_REQUESTS) == 21
 
 
 def test_no_kind_is_in_two_tables() -> None:

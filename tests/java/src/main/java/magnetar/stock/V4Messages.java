@@ -58,8 +58,14 @@ final class V4Messages {
         run.fact("published", alone.getPublishTime() > EVENT_TIME_MS);
         run.fact("first", new String(admin.topics().examineMessage(topic, "earliest", 1).getValue()));
         run.fact("last", new String(admin.topics().examineMessage(topic, "latest", 1).getValue()));
+        MessageId since = admin.topics().getMessageIdByTimestamp(topic, alone.getPublishTime());
+        run.fact("id_since_its_time", since.equals(first));
+        run.fact("bytes_from_it_on", admin.topics().getBacklogSizeByMessageId(topic, first) > 0);
+        admin.topics().trimTopic(topic);
         admin.topics().skipMessages(topic, "s", 1);
         run.fact("after_skip", texts(admin.topics().peekMessages(topic, "s", 10)));
+        admin.topics().createPartitionedTopic(topic + "-parts", 2);
+        run.fact("terminated", admin.topics().terminatePartitionedTopic(topic + "-parts").size());
     }
 
     private static List<String> texts(List<Message<byte[]>> messages) {

@@ -198,7 +198,7 @@ MUTANTS = (
         with_acks(acks.DeletesBeforeDurable),
         "crash_while_a_commit_is_applied",
         "cleaning",
-        38,
+        115,
     ),
     Mutant(
         "A3",

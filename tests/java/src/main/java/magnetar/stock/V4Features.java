@@ -407,8 +407,9 @@ final class V4Features {
         run.fact("latest", readAll(client.newReader(Schema.STRING).topic(topic(run))
                 .startMessageId(MessageId.latest).create()).isEmpty());
         Set<String> second = new TreeSet<>(sent.subList(COUNT / 2, COUNT));
+        // A reader of several partitions may still give what it had received before it sought.
         try (Reader<String> reader = client.newReader(Schema.STRING).topic(topic(run))
-                .startMessageId(MessageId.earliest).create()) {
+                .startMessageId(MessageId.latest).create()) {
             reader.seek(middleMs);
             run.fact("by_time", readAll(reader).equals(second));
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.java.broker_under_test import BrokerUnderTest, MagnetarProcess
 from tests.java.clusters import cluster_of
 from tests.java.fixtures import STARTED_PEER, serving
+from tests.java.fresh_topic import run_on_fresh_topic
 from tests.java.stock_driver import StartedCase, StockDriver
 from tests.support.json_line_process import Facts
 
@@ -61,16 +63,8 @@ RunCase = Callable[..., Facts]
 
 @pytest.fixture
 def run_case(broker: BrokerUnderTest, stock_driver_process: StockDriver) -> RunCase:
-    """Runs a case on a fresh topic and gives its facts."""
-
-    def run(case: str, **args: object) -> Facts:
-        topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-        started = stock_driver_process.start(
-            case, broker.url, broker.admin_url, **{"topic": topic, **args}
-        )
-        return started.result()
-
-    return run
+    """Runs a case on the run's broker: see `run_on_fresh_topic`."""
+    return partial(run_on_fresh_topic, stock_driver_process, broker)
 
 
 StartCase = Callable[..., StartedCase]
@@ -87,3 +81,9 @@ def start_case(restartable: BrokerUnderTest, stock_driver_process: StockDriver) 
         )
 
     return start
+
+
+@pytest.fixture
+def run_v4_case(broker: BrokerUnderTest, v4_driver_process: StockDriver) -> RunCase:
+    """Runs a case of the v4 client on the run's broker: see `run_on_fresh_topic`."""
+    return partial(run_on_fresh_topic, v4_driver_process, broker)

@@ -1,28 +1,10 @@
 """Access modes and names of producers with the official v4 client."""
 
-import uuid
-from collections.abc import Callable
-
-import pytest
-
-from tests.java.broker_under_test import BrokerUnderTest
-from tests.java.stock_driver import StockDriver
-from tests.support.json_line_process import Facts
-
-RunV4Case = Callable[[str], Facts]
+from tests.java.conftest import RunCase
 
 
-@pytest.fixture
-def run(broker: BrokerUnderTest, v4_driver_process: StockDriver) -> RunV4Case:
-    def run(case: str) -> Facts:
-        topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-        return v4_driver_process.start(case, broker.url, broker.admin_url, topic=topic).result()
-
-    return run
-
-
-def test_exclusive_producers_keep_the_topic_to_themselves(run: RunV4Case) -> None:
-    facts = run("v4_access_modes")
+def test_exclusive_producers_keep_the_topic_to_themselves(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_access_modes")
     assert facts["shared_epoch"] == "null"
     assert facts["exclusive_beside_shared"] == "ProducerFencedException"
     assert facts["shared_beside_shared"] == "ok"
@@ -33,8 +15,8 @@ def test_exclusive_producers_keep_the_topic_to_themselves(run: RunV4Case) -> Non
     assert facts["shared_after_exclusive"] == "ok"
 
 
-def test_waiting_producers_get_the_topic_in_turn(run: RunV4Case) -> None:
-    facts = run("v4_access_waiting")
+def test_waiting_producers_get_the_topic_in_turn(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_access_waiting")
     assert facts["second_waits"]
     assert facts["third_waits"]
     assert facts["exclusive_meanwhile"] == "ProducerFencedException"
@@ -44,8 +26,10 @@ def test_waiting_producers_get_the_topic_in_turn(run: RunV4Case) -> None:
     assert facts["third"] == facts["send_of_third"] == "ok"
 
 
-def test_fencing_producer_closes_the_holder_and_fails_those_that_wait(run: RunV4Case) -> None:
-    facts = run("v4_access_fencing")
+def test_fencing_producer_closes_the_holder_and_fails_those_that_wait(
+    run_v4_case: RunCase,
+) -> None:
+    facts = run_v4_case("v4_access_fencing")
     assert facts["waits"]
     assert facts["waiting"] == "ProducerFencedException"
     assert facts["send_of_fencing"] == "ok"
@@ -55,7 +39,7 @@ def test_fencing_producer_closes_the_holder_and_fails_those_that_wait(run: RunV4
     assert facts["send_of_first_fencing"] in ("ProducerFencedException", "AlreadyClosedException")
 
 
-def test_a_name_belongs_to_one_producer_at_a_time(run: RunV4Case) -> None:
-    facts = run("v4_producer_names")
+def test_a_name_belongs_to_one_producer_at_a_time(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_producer_names")
     assert facts["same_client"] == facts["other_client"] == "ProducerBusyException"
     assert facts["send"] == facts["send_of_second"] == "ok"

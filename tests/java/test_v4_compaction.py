@@ -1,12 +1,10 @@
 """The official v4 client and admin library on compacted topics."""
 
-import uuid
-
 import pytest
 
 from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.fresh_topic import run_on_fresh_topic
 from tests.java.stock_driver import StockDriver
-from tests.support.json_line_process import Facts
 
 KEPT = 16
 """Keys of which the newest value is not null, of 20."""
@@ -14,20 +12,12 @@ ROUND = 61
 """Messages of a round: three of each key, and one without a key."""
 
 
-def run(driver: StockDriver, broker: BrokerUnderTest, case: str, **arguments: object) -> Facts:
-    topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-    started = driver.start(
-        case, broker.url, broker.admin_url, topic=topic, web=broker.admin_url, **arguments
-    )
-    return started.result()
-
-
 @pytest.mark.parametrize("compression", ["NONE", "LZ4"])
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
 def test_readers_and_consumers_of_a_compacted_topic(
     broker: BrokerUnderTest, v4_driver_process: StockDriver, *, batching: bool, compression: str
 ) -> None:
-    facts = run(
+    facts = run_on_fresh_topic(
         v4_driver_process, broker, "v4_compaction", batching=batching, compression=compression
     )
     assert facts["not_run"] == "NOT_RUN"
@@ -49,7 +39,7 @@ def test_readers_and_consumers_of_a_compacted_topic(
 def test_table_views_of_a_compacted_topic(
     broker: BrokerUnderTest, v4_driver_process: StockDriver, partitions: int
 ) -> None:
-    facts = run(
+    facts = run_on_fresh_topic(
         v4_driver_process, broker, "v4_compacted_table", batching=True, partitions=partitions
     )
     assert facts["status"] == "SUCCESS"
@@ -58,5 +48,5 @@ def test_table_views_of_a_compacted_topic(
 
 
 def test_threshold_of_a_namespace(broker: BrokerUnderTest, v4_driver_process: StockDriver) -> None:
-    facts = run(v4_driver_process, broker, "v4_compaction_threshold")
+    facts = run_on_fresh_topic(v4_driver_process, broker, "v4_compaction_threshold")
     assert facts["thresholds"] == f"[null, {1 << 40}, null]"

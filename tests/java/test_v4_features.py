@@ -1,31 +1,12 @@
 """Features that applications of the official v4 client use, on `persistent://` topics."""
 
-import uuid
-from collections.abc import Callable
-
 import pytest
 
-from tests.java.broker_under_test import BrokerUnderTest
-from tests.java.stock_driver import StockDriver
-from tests.support.json_line_process import Facts
-
-RunV4Case = Callable[..., Facts]
+from tests.java.conftest import RunCase
 
 
-@pytest.fixture
-def run(broker: BrokerUnderTest, v4_driver_process: StockDriver) -> RunV4Case:
-    def run(case: str, **arguments: object) -> Facts:
-        topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-        started = v4_driver_process.start(
-            case, broker.url, broker.admin_url, topic=topic, web=broker.admin_url, **arguments
-        )
-        return started.result()
-
-    return run
-
-
-def test_message_is_retried_and_becomes_a_dead_letter(run: RunV4Case) -> None:
-    facts = run("v4_retry_letters")
+def test_message_is_retried_and_becomes_a_dead_letter(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_retry_letters")
     assert facts["deliveries"] == ["0", "1", "2"]
     assert facts["own"] == "p"
     assert facts["real_topic"]
@@ -37,8 +18,8 @@ def test_message_is_retried_and_becomes_a_dead_letter(run: RunV4Case) -> None:
     assert facts["backlog"] == 0
 
 
-def test_message_in_chunks_is_received_acknowledged_and_read_again(run: RunV4Case) -> None:
-    facts = run("v4_chunks")
+def test_message_in_chunks_is_received_acknowledged_and_read_again(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_chunks")
     assert facts["sizes"] == [5, 123_456, 4]
     assert facts["same"]
     assert facts["acknowledged"]
@@ -47,15 +28,15 @@ def test_message_in_chunks_is_received_acknowledged_and_read_again(run: RunV4Cas
 
 
 @pytest.mark.parametrize("batching", [False, True], ids=["single", "batched"])
-def test_encrypted_messages_pass_through(run: RunV4Case, *, batching: bool) -> None:
-    facts = run("v4_encryption", batching=batching)
+def test_encrypted_messages_pass_through(run_v4_case: RunCase, *, batching: bool) -> None:
+    facts = run_v4_case("v4_encryption", batching=batching)
     assert facts["same"]
     assert facts["hidden"]
     assert facts["key"]
 
 
-def test_sticky_consumers_get_their_hash_ranges(run: RunV4Case) -> None:
-    facts = run("v4_sticky_ranges")
+def test_sticky_consumers_get_their_hash_ranges(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_sticky_ranges")
     assert facts["overlap"] == "ConsumerAssignException"
     assert facts["other_mode"] == "ConsumerBusyException"
     assert facts["count"] == 100
@@ -63,23 +44,23 @@ def test_sticky_consumers_get_their_hash_ranges(run: RunV4Case) -> None:
         assert facts[fact], fact
 
 
-def test_keys_are_split_among_consumers_in_order(run: RunV4Case) -> None:
-    facts = run("v4_auto_split")
+def test_keys_are_split_among_consumers_in_order(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_auto_split")
     assert facts["count"] == facts["count_after_leaving"] == 100
     for fact in ("ordered", "each_key_once", "ordered_after_leaving"):
         assert facts[fact], fact
 
 
-def test_pattern_follows_topics_that_come_and_go(run: RunV4Case) -> None:
-    facts = run("v4_pattern")
+def test_pattern_follows_topics_that_come_and_go(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_pattern")
     assert facts["same"]
     assert facts["nothing_more"]
     assert facts["again"] == "again"
 
 
 @pytest.mark.parametrize("partitions", [0, 3], ids=["unpartitioned", "partitioned"])
-def test_readers_begin_where_they_are_told(run: RunV4Case, partitions: int) -> None:
-    facts = run("v4_reader", partitions=partitions)
+def test_readers_begin_where_they_are_told(run_v4_case: RunCase, partitions: int) -> None:
+    facts = run_v4_case("v4_reader", partitions=partitions)
     for fact in ("earliest", "latest", "by_time"):
         assert facts[fact], fact
     if not partitions:
@@ -88,14 +69,14 @@ def test_readers_begin_where_they_are_told(run: RunV4Case, partitions: int) -> N
 
 
 @pytest.mark.parametrize("partitions", [0, 3], ids=["unpartitioned", "partitioned"])
-def test_table_view_follows_its_topic(run: RunV4Case, partitions: int) -> None:
-    facts = run("v4_table_view", partitions=partitions)
+def test_table_view_follows_its_topic(run_v4_case: RunCase, partitions: int) -> None:
+    facts = run_v4_case("v4_table_view", partitions=partitions)
     assert facts["same"]
     assert facts["followed"]
 
 
-def test_attached_clients_use_new_partitions(run: RunV4Case) -> None:
-    facts = run("v4_partition_growth")
+def test_attached_clients_use_new_partitions(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_partition_growth")
     assert facts["partitions"] == 3
     assert facts["used"] == [0, 1, 2]
     assert facts["same"]

@@ -1,24 +1,16 @@
 """Policies of creation, expiry, deletion and delays with the official v4 client and library."""
 
-import uuid
-
 import pytest
 
 from tests.java.broker_under_test import BrokerUnderTest
+from tests.java.fresh_topic import run_on_fresh_topic
 from tests.java.stock_driver import StockDriver
-from tests.support.json_line_process import Facts
-
-
-def run(driver: StockDriver, broker: BrokerUnderTest, case: str) -> Facts:
-    topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-    started = driver.start(case, broker.url, broker.admin_url, topic=topic, web=broker.admin_url)
-    return started.result()
 
 
 def test_policies_decide_what_is_created(
     broker: BrokerUnderTest, v4_driver_process: StockDriver
 ) -> None:
-    facts = run(v4_driver_process, broker, "v4_creation_policies")
+    facts = run_on_fresh_topic(v4_driver_process, broker, "v4_creation_policies")
     assert facts["shown"] == "partitioned 3"
     assert (facts["received"], facts["partitions"]) == (30, 3)
     for who in ("producer", "consumer", "reader"):
@@ -35,7 +27,7 @@ def test_policies_decide_what_is_created(
 def test_policies_limit_and_switch_off_delays(
     broker: BrokerUnderTest, v4_driver_process: StockDriver
 ) -> None:
-    facts = run(v4_driver_process, broker, "v4_delay_policies")
+    facts = run_on_fresh_topic(v4_driver_process, broker, "v4_delay_policies")
     assert facts["applied"] == "true 50 60000"
     assert facts["too_late"] == "NotAllowedException"
     assert facts["first"] == "now"
@@ -47,7 +39,7 @@ def test_policies_limit_and_switch_off_delays(
 def test_expiration_time_of_subscriptions_is_set_and_removed(
     broker: BrokerUnderTest, v4_driver_process: StockDriver
 ) -> None:
-    facts = run(v4_driver_process, broker, "v4_expiry_policies")
+    facts = run_on_fresh_topic(v4_driver_process, broker, "v4_expiry_policies")
     assert (facts["unset"], facts["set"], facts["removed"]) == ("null", 10, "null")
 
 
@@ -57,7 +49,7 @@ def test_expiration_time_of_subscriptions_is_set_and_removed(
 def test_inactive_topics_are_deleted_and_others_stay(
     restartable: BrokerUnderTest, v4_driver_process: StockDriver
 ) -> None:
-    facts = run(v4_driver_process, restartable, "v4_inactive_topics")
+    facts = run_on_fresh_topic(v4_driver_process, restartable, "v4_inactive_topics")
     assert facts["same"]
     assert not facts["caught-up"]
     assert facts["behind"]
@@ -70,7 +62,7 @@ def test_inactive_topics_are_deleted_and_others_stay(
 def test_deduplication_is_decided_by_namespace_and_topic(
     broker: BrokerUnderTest, v4_driver_process: StockDriver
 ) -> None:
-    facts = run(v4_driver_process, broker, "v4_deduplication_policies")
+    facts = run_on_fresh_topic(v4_driver_process, broker, "v4_deduplication_policies")
     assert facts["status_before"] == facts["status_of_topic"] == "Disabled"
     assert facts["shown"]
     assert facts["applied"]

@@ -1,19 +1,10 @@
 """Single messages of a topic with the official v4 client's admin library."""
 
-import uuid
-
-from tests.java.broker_under_test import BrokerUnderTest
-from tests.java.stock_driver import StockDriver
+from tests.java.conftest import RunCase
 
 
-def test_single_messages_are_peeked_at_examined_and_skipped(
-    broker: BrokerUnderTest, v4_driver_process: StockDriver
-) -> None:
-    topic = f"v4-single-messages-{uuid.uuid4().hex[:8]}"
-    started = v4_driver_process.start(
-        "v4_single_messages", broker.url, broker.admin_url, topic=topic, web=broker.admin_url
-    )
-    facts = started.result()
+def test_single_messages_are_peeked_at_examined_and_skipped(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_single_messages")
     batched = ["batched 0", "batched 1", "batched 2"]
     assert facts["peeked"] == ["alone", *batched]
     assert (facts["alone"], facts["key"], facts["property"]) == ("alone", "k", "b")

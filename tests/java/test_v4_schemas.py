@@ -1,31 +1,14 @@
 """Schemas of every kind with the official v4 client: evolution, AUTO_CONSUME, and bytes."""
 
-import uuid
-from collections.abc import Callable
-
 import pytest
 
-from tests.java.broker_under_test import BrokerUnderTest
-from tests.java.stock_driver import StockDriver
-from tests.support.json_line_process import Facts
-
-RunV4Case = Callable[..., Facts]
+from tests.java.conftest import RunCase
 
 
-@pytest.fixture
-def run(broker: BrokerUnderTest, v4_driver_process: StockDriver) -> RunV4Case:
-    def run(case: str, **arguments: object) -> Facts:
-        topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-        started = v4_driver_process.start(
-            case, broker.url, broker.admin_url, topic=topic, web=broker.admin_url, **arguments
-        )
-        return started.result()
-
-    return run
-
-
-def test_values_of_simple_schemas_come_back_typed_and_by_auto_consume(run: RunV4Case) -> None:
-    facts = run("v4_simple_schemas")
+def test_values_of_simple_schemas_come_back_typed_and_by_auto_consume(
+    run_v4_case: RunCase,
+) -> None:
+    facts = run_v4_case("v4_simple_schemas")
     assert facts["failures"] == {}
     assert facts["bytes"] == "raw"
     assert facts["other_producer"] == "IncompatibleSchemaException"
@@ -33,8 +16,8 @@ def test_values_of_simple_schemas_come_back_typed_and_by_auto_consume(run: RunV4
 
 
 @pytest.mark.parametrize("kind", ["AVRO", "JSON"])
-def test_readers_of_all_versions_read_all_messages(run: RunV4Case, kind: str) -> None:
-    facts = run("v4_schema_evolution", type=kind)
+def test_readers_of_all_versions_read_all_messages(run_v4_case: RunCase, kind: str) -> None:
+    facts = run_v4_case("v4_schema_evolution", type=kind)
     assert facts["incompatible"] == facts["incompatible_consumer"] == "IncompatibleSchemaException"
     assert facts["versions"] == 2
     assert facts["read"]["auto"] == ["1:-:0", "2:two:1", "3:-:0"]
@@ -44,13 +27,13 @@ def test_readers_of_all_versions_read_all_messages(run: RunV4Case, kind: str) ->
     assert facts["newest_is_second"]
 
 
-def test_keys_and_values_have_schemas_of_their_own(run: RunV4Case) -> None:
-    facts = run("v4_key_value_schemas")
+def test_keys_and_values_have_schemas_of_their_own(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_key_value_schemas")
     assert facts["INLINE"] == ["one=1 one=1 false", "two=2 two=2 false"]
     assert facts["SEPARATED"] == ["one=1 one=1 true", "two=2 two=2 true"]
 
 
-def test_bytes_are_sent_if_they_fit_the_schema_of_the_topic(run: RunV4Case) -> None:
-    facts = run("v4_auto_produce")
+def test_bytes_are_sent_if_they_fit_the_schema_of_the_topic(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_auto_produce")
     assert facts["row"] == "7:seven"
     assert facts["other_bytes"] == "SchemaSerializationException"

@@ -1,38 +1,18 @@
 """Transactions of the official v4 client on ordinary topics."""
 
-import uuid
-from collections.abc import Callable
-
 import pytest
 
 from tests.java.broker_under_test import BrokerUnderTest
 from tests.java.conftest import RunCase
-from tests.java.stock_driver import StockDriver
-from tests.support.json_line_process import Facts
 
 ENDS = ("commit", "abort")
-RunV4Case = Callable[..., Facts]
-
-
-@pytest.fixture
-def run_v4_case(broker: BrokerUnderTest, v4_driver_process: StockDriver) -> RunV4Case:
-    """Runs a case of the v4 client on a fresh topic and gives its facts."""
-
-    def run(case: str, **args: object) -> Facts:
-        topic = f"{case.replace('_', '-')}-{uuid.uuid4().hex[:8]}"
-        started = v4_driver_process.start(
-            case, broker.url, broker.admin_url, **{"topic": topic, **args}
-        )
-        return started.result()
-
-    return run
 
 
 @pytest.mark.parametrize(
     ("end", "batching"), [("commit", True), ("commit", False), ("abort", True)]
 )
 def test_v4_transaction_on_two_topics_is_seen_right_after_its_end(
-    run_v4_case: RunV4Case, end: str, batching: bool
+    run_v4_case: RunCase, end: str, batching: bool
 ) -> None:
     facts = run_v4_case("v4_txn_topics", end=end, batching=batching)
     committed = end == "commit"
@@ -47,7 +27,7 @@ def test_v4_transaction_on_two_topics_is_seen_right_after_its_end(
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("mode", ["individual", "cumulative", "batch"])
 def test_v4_acknowledgements_take_effect_at_the_commit(
-    run_v4_case: RunV4Case, on_peer: bool, mode: str, end: str
+    run_v4_case: RunCase, on_peer: bool, mode: str, end: str
 ) -> None:
     facts = run_v4_case("v4_txn_acks", mode=mode, end=end)
     assert facts["left"] == (4 if end == "commit" else 10)
@@ -59,7 +39,7 @@ def test_v4_acknowledgements_take_effect_at_the_commit(
         assert facts["redelivered"] == (0 if on_peer else 10)
 
 
-def test_v4_conflict_aborts_the_later_transaction_alone(run_v4_case: RunV4Case) -> None:
+def test_v4_conflict_aborts_the_later_transaction_alone(run_v4_case: RunCase) -> None:
     facts = run_v4_case("v4_txn_conflict")
     assert "TransactionConflictException" in facts["refusal"]
     assert facts["commit_of_other"] != "none"
@@ -67,7 +47,7 @@ def test_v4_conflict_aborts_the_later_transaction_alone(run_v4_case: RunV4Case) 
     assert facts["left"] == 9
 
 
-def test_v4_transaction_that_nobody_ends_times_out(run_v4_case: RunV4Case) -> None:
+def test_v4_transaction_that_nobody_ends_times_out(run_v4_case: RunCase) -> None:
     facts = run_v4_case("v4_txn_timeout")
     assert facts["seen_before"] == 0
     assert facts["seen"] == ["after"]
@@ -75,7 +55,7 @@ def test_v4_transaction_that_nobody_ends_times_out(run_v4_case: RunV4Case) -> No
 
 
 def test_v4_requests_that_are_repeated_succeed_and_faulty_ones_are_refused(
-    run_v4_case: RunV4Case, on_peer: bool
+    run_v4_case: RunCase, on_peer: bool
 ) -> None:
     facts = run_v4_case("v4_txn_repeated")
     if on_peer:  # docs/differences.md, v4 clients: END_TXN again, ADD_*
@@ -89,7 +69,7 @@ def test_v4_requests_that_are_repeated_succeed_and_faulty_ones_are_refused(
 
 
 def test_v4_admin_library_shows_and_aborts_a_transaction(
-    run_v4_case: RunV4Case, broker: BrokerUnderTest, on_peer: bool
+    run_v4_case: RunCase, broker: BrokerUnderTest, on_peer: bool
 ) -> None:
     facts = run_v4_case("v4_txn_admin", web=broker.admin_url)
     assert facts["coordinators"] >= 1

@@ -17,8 +17,6 @@ from broker.topics.shown_message import shown_message
 from broker.topics.topic import Topic
 from config.bounds import PEEKED_ENTRIES
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
-from magnetar.protocol.message import parse_metadata, transaction_named_by
-from magnetar.protocol.txn_id import TxnId
 from storage.managed_ledger.types import Entry
 
 
@@ -121,11 +119,8 @@ async def _shown(topic: Topic, position: Position, missing: str) -> web.Response
     entry = await _entry_at(topic, position)
     if entry is None:
         raise not_found(f"{missing}: it may be deleted already.")
-    metadata = parse_metadata(entry.data)
-    named = transaction_named_by(metadata)
-    aborted = named is not None and topic.buffer.is_aborted(TxnId(*named))
-    uncommitted = named is not None and not aborted and position > topic.max_read_position()
-    shown = shown_message(entry, aborted=aborted, uncommitted=uncommitted)
+    readable = position <= topic.max_read_position()
+    shown = shown_message(entry, aborted=topic.is_aborted(entry), readable=readable)
     return web.Response(
         body=shown.body, headers=shown.headers, content_type="application/octet-stream"
     )

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from magnetar.compression import decompress
-from magnetar.protocol.message import parse_metadata, payload_of
+from magnetar.protocol.message import parse_metadata, payload_of, transaction_named_by
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from storage.managed_ledger.types import Entry
 
@@ -60,9 +60,10 @@ class ShownMessage:
     body: bytes
 
 
-def shown_message(entry: Entry, *, aborted: bool, uncommitted: bool) -> ShownMessage:
+def shown_message(entry: Entry, *, aborted: bool, readable: bool) -> ShownMessage:
     """Show an entry: a batch as a whole, an encrypted payload as it is, any other uncompressed.
 
+    `aborted`: its transaction is; `readable`: no open transaction holds readers before it.
     Raises `MalformedMetadata`, `InvalidMessage`.
     """
     metadata = parse_metadata(entry.data)
@@ -70,12 +71,13 @@ def shown_message(entry: Entry, *, aborted: bool, uncommitted: bool) -> ShownMes
     encrypted = bool(metadata.encryption_keys)
     if not encrypted:
         payload = decompress(metadata.compression, payload, metadata.uncompressed_size)
+    in_transaction = transaction_named_by(metadata) is not None
     headers = {
         "Message-ID": f"{entry.position.ledger_id}:{entry.position.entry_id}",
         **dict(_fields(metadata)),
         "Is-Encrypted": _flag(encrypted),
         "txn-aborted": _flag(aborted),
-        "txn-uncommitted": _flag(uncommitted),
+        "txn-uncommitted": _flag(in_transaction and not aborted and not readable),
     }
     return ShownMessage({PREFIX + name: text for name, text in headers.items()}, bytes(payload))
 

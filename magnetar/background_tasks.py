@@ -129,6 +129,19 @@ class BackgroundTasks:
         """
         return self.start(self._repeat(name, run, for_ever=True), name)
 
+    def keep_every(self, interval_s: float, name: str, run: Run) -> asyncio.Task[None]:
+        """Call `run` each time that long after its last end, the first time in `interval_s`.
+
+        See `keep`.
+        """
+
+        async def run_again_and_again() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                await run()
+
+        return self.keep(name, run_again_and_again)
+
     def see_through(self, name: str, run: Run) -> asyncio.Task[None]:
         """Call `run` again whenever it fails, until it has returned once.  See `keep`."""
         return self.start(self._repeat(name, run, for_ever=False), name)

@@ -148,7 +148,7 @@ class AutoScaler:
         problem = self._defaults.problem()
         if problem is not None:
             log.warning("auto_scale_policy_invalid", problem=problem, effect="switched off")
-        self._tasks.keep("auto_scale", self._keep_evaluating)
+        self._tasks.keep_every(self._interval_s, "auto_scale", self.evaluate_all)
 
     async def stop(self) -> None:
         """Evaluate no more.  May be called again."""
@@ -163,11 +163,6 @@ class AutoScaler:
             scaling.retry.cancel()
 
     # When topics are evaluated
-
-    async def _keep_evaluating(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.evaluate_all()
 
     async def evaluate_all(self) -> None:
         """Evaluate each topic in memory that is led here and not at rest."""

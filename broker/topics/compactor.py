@@ -75,7 +75,11 @@ class Compactions:
 
     def start(self) -> None:
         """Check thresholds from time to time."""
-        self._tasks.keep("compactions", self._keep_checking)
+        self._tasks.keep_every(
+            self._broker.settings.broker_service_compaction_monitor_interval_s,
+            "compactions",
+            self.begin_due,
+        )
 
     async def stop(self) -> None:
         """Begin no more runs, and cancel those in progress."""
@@ -141,11 +145,6 @@ class Compactions:
         return self._broker.clock.now_ms()
 
     # By threshold
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(self._broker.settings.broker_service_compaction_monitor_interval_s)
-            await self.begin_due()
 
     async def begin_due(self) -> None:
         """Begin to compact the loaded topics that have more after the horizon than they may."""

@@ -1,6 +1,5 @@
 """Deletion of topics that nobody uses (the policy inactiveTopicPolicies)."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 from weakref import ref
@@ -42,16 +41,15 @@ class InactiveTopics:
 
     def start(self) -> None:
         """Check until `stop`."""
-        self._tasks.keep("inactive_topics", self._keep_checking)
+        self._tasks.keep_every(
+            self._broker.settings.broker_delete_inactive_topics_frequency_s,
+            "inactive_topics",
+            self.check,
+        )
 
     async def stop(self) -> None:
         """Check no more.  May be called again."""
         await self._tasks.stop()
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(self._broker.settings.broker_delete_inactive_topics_frequency_s)
-            await self.check()
 
     async def check(self) -> None:
         """Delete the topics that are due now."""

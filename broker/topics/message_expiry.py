@@ -1,6 +1,5 @@
 """Messages that count as acknowledged because they are too old (message TTL)."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -42,16 +41,11 @@ class MessageExpiry:
 
     def start(self) -> None:
         """Check until `stop`."""
-        self._tasks.keep("message_expiry", self._keep_checking)
+        self._tasks.keep_every(self._interval_s, "message_expiry", self.check)
 
     async def stop(self) -> None:
         """Check no more.  May be called again."""
         await self._tasks.stop()
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.check()
 
     async def check(self) -> None:
         """Expire the messages that are too old now, topic by topic."""

@@ -1,6 +1,5 @@
 """Deletion of subscriptions that nobody uses (the policy subscriptionExpirationTime)."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -43,16 +42,11 @@ class SubscriptionExpiry:
 
     def start(self) -> None:
         """Check until `stop`."""
-        self._tasks.keep("subscription_expiry", self._keep_checking)
+        self._tasks.keep_every(self._interval_s, "subscription_expiry", self.check)
 
     async def stop(self) -> None:
         """Check no more.  May be called again."""
         await self._tasks.stop()
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.check()
 
     async def check(self) -> None:
         """Delete the subscriptions of loaded topics that are due now."""

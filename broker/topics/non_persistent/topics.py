@@ -62,7 +62,9 @@ class NonPersistentTopics:
 
     def start(self) -> None:
         """Forget unused topics from time to time."""
-        self._work.keep("unused_non_persistent_topics", self._keep_forgetting)
+        self._work.keep_every(
+            NON_PERSISTENT_CHECK_S, "unused_non_persistent_topics", self.forget_unused
+        )
 
     async def get(self, name: TopicName, *, create: bool) -> NonPersistentTopic:
         """The topic; made if it is missing, `create` is set and policies allow it.
@@ -157,11 +159,6 @@ class NonPersistentTopics:
         for key in [key for key, topic in self._topics.items() if is_old(topic)]:
             if await self._unload(key, is_old):
                 log.debug("unused_non_persistent_topic_deleted", topic=key)
-
-    async def _keep_forgetting(self) -> None:
-        while True:
-            await asyncio.sleep(NON_PERSISTENT_CHECK_S)
-            await self.forget_unused()
 
     async def hand_over(self) -> None:
         """Close and release all topics, for other brokers to make."""

@@ -16,13 +16,23 @@ MAX_PENDING_REQUESTS = 1000
 """Requests of one connection in progress; above it the connection is not read."""
 CONNECTION_INFLIGHT_BYTES = 32 * 1024 * 1024
 """Published bytes of one connection that are not durable; above it the connection is not read."""
+THROTTLED_CONNECTION_BYTES = 1024 * 1024
+"""SENDs of one connection that wait for a publish rate; above it the connection is not read."""
+THROTTLED_BYTES = 64 * 1024 * 1024
+"""The same of all connections; above it no connection is read that has any waiting."""
+THROTTLED_SEND_BYTES = 512
+"""Bytes that a SEND which waits counts for beside its entry."""
+UNTHROTTLED_AT_ONCE = 500
+"""SENDs that waited and are published in one turn of the loop."""
 CONNECTION_WRITE_HIGH_WATER = 4 * 1024 * 1024
 """Bytes queued towards one peer before its dispatchers pause."""
 TURN_S = 0.005
 """How long the handlers of one connection may run in one turn of the loop; then other connections
 are served."""
-TURN_FRAMES = 32
+TURN_FRAMES = 4
 """Frames of one connection between two measurements of that time."""
+SHORT_READ_S = 0.001
+"""Reads that are served within it do not count towards that time."""
 DECODED_COMMANDS = 128
 """Commands of one connection, SENDs aside, that are decoded in one turn of the loop."""
 COSTLY_REQUESTS_AT_ONCE = 4
@@ -129,6 +139,8 @@ STORED_BACKLOGS_PAGE = 200
 """Records of topics that are read at once for that."""
 STORED_BACKLOGS_PAUSE_S = 1.0
 """Pause between two checks of a cluster's broker whether it leads, and for topics given up."""
+STORED_BACKLOGS_RETRY_S = 10.0
+"""Pause before a topic that other clusters may lack is loaded again after a failure."""
 HEALTH_LEDGER_ENTRIES = 1000
 """Health checks that write to one ledger; then it is deleted and another one is used."""
 
@@ -151,6 +163,8 @@ TRACKED_PRODUCERS = 1000
 """Producers without connection whose last sequence id a topic remembers; the oldest go first."""
 TRACKED_PRODUCER_MS = 6 * 3600 * 1000
 """How long it remembers them (Pulsar's brokerDeduplicationProducerInactivityTimeoutMinutes)."""
+SOURCE_CLUSTERS = 100
+"""Clusters whose position of replication a topic remembers; those away for longest go first."""
 SEQUENCE_SNAPSHOT_ENTRIES = 10_000
 """Entries after which the sequence ids are stored; a load replays about as many at most."""
 SEQUENCE_SNAPSHOT_BYTES = 64 * 1024 * 1024
@@ -169,6 +183,8 @@ SEQUENCE_READS_AT_ONCE = 32
 """Reads of last messages that a seal makes at the same time, for their publish times."""
 MAX_PARTITIONS = 10_000
 """Partitions of one topic."""
+TOPIC_COUNT_REREAD_S = 1.0
+"""Least time between two reads of all topic names to confirm that a namespace is full."""
 PARTITIONS_AT_ONCE = 32
 """Partitions that all requests together create, delete or ask for at the same time."""
 TOPIC_LISTING_PART = 200
@@ -177,8 +193,16 @@ TOPIC_LISTINGS_KEPT = 8
 """Listings of namespaces in memory, for the next request."""
 TOPIC_LISTING_PATTERNS = 32
 """Patterns of which the matching names are kept with a listing."""
-MAX_TOPIC_PROPERTIES_BYTES = 16 * 1024
-"""Properties that one request gives to a regular topic, as JSON."""
+CONSUMER_METADATA_BYTES = 1024
+"""Metadata of one consumer, keys and values, as Apache Pulsar's maxConsumerMetadataSize."""
+PRODUCER_METADATA_BYTES = 64 * 1024
+"""The same of one producer: they are kept, and shown in statistics."""
+DAMAGED_POSITIONS_LOGGED = 10
+"""Positions in one line of the log about messages that a client could not read."""
+MAX_FLOW_PERMITS = 2**31 - 1
+"""Permits of one FLOW, as in Apache Pulsar."""
+MAX_PROPERTIES_BYTES = 16 * 1024
+"""Properties of a namespace, and what one request gives to a topic or a subscription, as JSON."""
 MAX_PATTERN_CHARACTERS = 100
 """Longest topic pattern that is evaluated here."""
 MAX_PATTERN_STATES = 500
@@ -203,8 +227,17 @@ RATE_WINDOW_S = 60
 """Time over which rates in statistics are taken: that of Pulsar's statsUpdateFrequencyInSecs."""
 RATE_SHORTEST_S = 1.0
 """Shortest time over which a rate is taken: else the first message of a topic would be a burst."""
+RELATIVE_RATE_S = 1.0
+"""How often a dispatch rate that is relative to the publish rate is worked out anew."""
+BROKER_RATE_DEBT_S = 10.0
+"""Longest time for which messages of one entry keep all others from the rate of the broker."""
+SUBSCRIBE_RATE_CONSUMERS = 10_000
+"""Consumers of one topic whose SUBSCRIBEs are counted for its subscribe rate."""
 RATE_SAMPLE_TOPICS = 500
-"""Topics whose counters are read in one turn of the loop."""
+"""Topics, with their subscriptions and producers, whose counters are read in one turn of the loop:
+each of these counts as one."""
+BACKLOGS_READ_AT_ONCE = 1_000
+"""Subscriptions of a topic whose backlogs are compared with a quota in one turn of the loop."""
 LOADS_PER_COLLECTION = 1_000
 """Loads of topics after which the garbage collector goes through what they have made: in 50 ms."""
 IDLE_LOOK_S = 30
@@ -216,8 +249,13 @@ NON_PERSISTENT_CHECK_S = 15
 IDLE_TOPICS_TO_TRIM = 100_000
 """Unloaded topics that are loaded again when retention ends; others wait for their next user."""
 
+QUOTA_CHECK_TOPICS = 100
+"""Topics whose backlog quotas are checked in one turn of the loop."""
 EXPIRED_AT_ONCE = 1_000
 """Entries that expire in one turn of the loop."""
+ANALYZED_ENTRIES = 10_000
+ANALYSIS_S = 30.0
+"""Entries of a backlog that one request of REST counts, and how long it counts."""
 
 # Compaction of topics
 COMPACTION_LOOP_SHARE = 0.3
@@ -252,6 +290,15 @@ COMPACTION_BACKOFF_MAX_S = 3600
 # Dispatch
 READ_BATCH_ENTRIES = 200
 READ_BATCH_BYTES = 4 * 1024 * 1024
+ACKED_AT_ONCE = 1_000
+"""Message ids of one ACK, or one REDELIVER_UNACKNOWLEDGED_MESSAGES, that are served in one turn of
+the loop: some 4 ms."""
+RING_DISTANCES = 10_000
+"""Distances of Failover consumers from topics on the ring that are kept: each is found by a hundred
+hashes."""
+RETURNED_AT_ONCE = 2_000
+"""Unacknowledged entries of one consumer that wait again in one turn of the loop, and waiting
+entries of a Key_Shared subscription that are queued for new owners of their keys."""
 DELIVERED_BATCHES = 10_000
 """Batches of one subscription that were delivered, and whose sizes are kept until acknowledged."""
 READ_RETRY_MIN_S = 0.1
@@ -279,18 +326,26 @@ SEGMENT_READ_BYTES = 4 * 1024 * 1024
 """Largest answer to one READ_ENTRIES, framing included, unless a single entry is larger."""
 SEGMENT_READ_ENTRIES = 500
 """Entries that are filtered and encoded in one turn of the loop."""
+LEDGER_RECORDS_AT_ONCE = 64
+"""Records of a topic's ledgers that are read at once to be shown."""
 SEGMENT_READS_AT_ONCE = 32
 """READ_ENTRIES of all connections that are being read at the same time; others wait."""
 SEGMENT_READS_AHEAD = 32
 """Answers in memory that wait for peers; above it the next one waits until a peer has read."""
 PLAN_RANGE_TRIES = 5
 """How often a plan is made anew because its range was trimmed meanwhile."""
+SUBSCRIPTIONS_SHOWN_AT_ONCE = 100
+"""Subscriptions of a topic that statistics show in one turn of the loop."""
 PLAN_BACKLOG_WAIT_S = 1.0
 """How long a plan waits for entry indexes of the backlog; then it is sent without counts."""
 
 # Metadata records
 RECORD_CHANGE_TRIES = 20
 """Compare-and-set rounds before a change of a record gives up."""
+RECORDS_PER_TURN = 100
+"""Policies of topics that are read in one turn of the loop where one of them is searched."""
+MAX_CLUSTERS = 100
+"""Other clusters that are registered: each is kept in memory."""
 MAX_SCHEMA_VERSIONS = 1000
 """Versions in the schema history of one topic."""
 MAX_SCHEMA_HISTORY_BYTES = 8 * 1024 * 1024
@@ -298,13 +353,13 @@ MAX_SCHEMA_HISTORY_BYTES = 8 * 1024 * 1024
 SCHEMA_DECODE_BYTES = 256 * 1024
 """Bytes of records of a history that are decoded in one turn of the loop."""
 MAX_AVRO_SCHEMA_BYTES = 128 * 1024
-"""Largest AVRO or JSON schema that is parsed."""
+"""Largest AVRO, JSON or PROTOBUF schema that is parsed."""
 MAX_SCHEMA_DEPTH = 100
-"""Deepest nesting of types in an AVRO or JSON schema."""
+"""Deepest nesting of types in an AVRO, JSON or PROTOBUF schema."""
 MAX_SCHEMA_COMPARISONS = 20_000
 """Pairs of types that one comparison of two AVRO or JSON schemas may need: some 100 ms."""
 SMALL_SCHEMA_BYTES = 4 * 1024
-"""AVRO and JSON schemas up to this size are checked on the loop, larger ones in a thread."""
+"""Schemas up to this size are checked on the loop, larger ones in a thread."""
 
 # Storage
 ROLL_OVER_BUFFER_ENTRIES = 20_000
@@ -313,6 +368,13 @@ LEDGER_BUSY_PAUSE_S = 0.05
 """Pause before waiting appends are tried again on a ledger that takes none for now."""
 ROLL_OVER_ATTEMPTS = 3
 """Ledgers in a row that may fail without storing anything before callers get the error."""
+LISTENERS_CALLED_AT_ONCE = 100
+"""Listeners of one stream that are called in one turn of the loop: some 4 ms.
+
+They are told of new entries, or that the end of a transaction lets them read on."""
+CURSORS_AT_ONCE = 100
+"""Cursors of one stream that are loaded or closed at a time, and subscriptions of one topic that
+are closed in one turn of the loop."""
 OPEN_LEDGER_HANDLES = 64
 """Closed ledgers of one stream that stay open for reading."""
 OFFLOAD_BLOCK_BYTES = 1024 * 1024
@@ -345,7 +407,11 @@ CURSOR_INLINE_WRITES = 20
 """Positions written to the record before a busy cursor gets a ledger."""
 CURSOR_LEDGER_ENTRIES = 50_000
 """Positions in one cursor ledger before the next one (Pulsar's number)."""
+CURSOR_LEDGER_BYTES = 256 * 1024 * 1024
+"""Bytes of positions in one cursor ledger: each write has all that the position acknowledged."""
 CURSOR_LEDGER_AGE_S = 4 * 3600
+CURSOR_PAUSE_MAX_S = 60
+"""Longest time for which a policy keeps a changed position from being written (Pulsar's number)."""
 CURSOR_RETRY_MAX_S = 10
 """Longest pause between attempts to write a position when the store fails."""
 CURSOR_LEDGER_LOOKBACK = 16
@@ -386,6 +452,10 @@ LEDGER_RECLAIM_PAUSE_S = 30
 LEDGER_COMPACT_BYTES_PER_S = 16 * 1024 * 1024
 """Bytes each second that compaction may write."""
 LEDGER_COMPACT_STEP_BYTES = 1024 * 1024
+LEDGER_IDS_LEFT_OUT = 1_000_000
+"""A restored copy of a data directory leaves out at least so many ids of ledgers,"""
+LEDGER_IDS_LEFT_OUT_PER_S = 100
+"""and so many more for each second since it was made: more than another broker can have given."""
 LEDGER_VERIFY_BYTES_PER_S = 32 * 1024 * 1024
 """Bytes each second that are verified in the background after a start."""
 LEDGER_VERIFY_STEP_BYTES = 256 * 1024
@@ -592,6 +662,10 @@ TXN_ID_BLOCK = 1000
 TXN_ENDED_KEPT = 1_000
 """Ended transactions that each segment, and each subscription, remembers, so that late requests are
 refused without a read: 0.1 MB and 0.2 MB each, of which a broker may have thousands."""
+EARLIER_CONSUMERS = 8
+"""Consumers that each subscription remembers as they may come back with messages which others have
+used since: 40 bytes each in its stored position, if it is acknowledged cumulatively in
+transactions.  Those that left earliest are forgotten."""
 TXN_PAGE = 1000
 """Records of one page of an index scan."""
 TXN_PAGE_BYTES = 16 * 1024 * 1024
@@ -608,6 +682,8 @@ TXN_SLICE_POSITIONS = 256
 """Acknowledged positions that are applied or released in one turn of the loop."""
 TXN_ACKS_OF_RECORD = TXN_SLICE_POSITIONS
 """Positions in one acknowledgement record; a longer ACK command makes several."""
+TXN_RECORDS_PUT_AT_ONCE = 8
+"""Records of one ACK that are encoded and put at once."""
 TXN_CLEANING_RETRY_MAX_S = 10
 """Longest pause between attempts to clean up after a transaction when the store fails."""
 TXN_TIMEOUT_DEFAULT_MS = 60_000
@@ -645,8 +721,6 @@ TXN_HELD_SENDS = 1000
 """SENDs of one producer that wait for a transaction to join; above it its client is not read."""
 TXN_PRUNE_S = 300
 """Pause between checks for aborted transactions whose ledgers are deleted."""
-PEEKED_ENTRIES = 10_000
-"""How far into a topic or a backlog single entries are shown over REST."""
 TXN_PINS_SHOWN = 100
 """Transactions that are listed for one segment when an operator asks which ones pin it."""
 TXN_CLAIMS_READ = 500
@@ -767,6 +841,8 @@ BOOKIE_ERROR_SPACING_S = 1.0
 """... and not within this time of each other, which counts as one."""
 BOOKIE_QUARANTINE_S = 300.0
 """How long such a bookie is left out of new ensembles."""
+POLICY_ENSEMBLE_MAX = 5
+"""Largest ensemble that a policy may ask for: Pulsar's default of managedLedgerMaxEnsembleSize."""
 ENSEMBLE_CHANGES = 100
 """Ensemble changes of one writer; a ledger that needs more is closed and the next one used."""
 LEDGER_PENDING_ADDS = 400_000
@@ -920,3 +996,86 @@ RSA_KEY_BITS_MAX = 8192
 """Longest RSA key of tokens: a check with it takes some 0.2 ms."""
 TOKEN_CLOCK_SKEW_MAX_S = 600
 """Most that the clocks of those that make tokens may be off."""
+
+# Geo-replication
+NON_PERSISTENT_QUEUE_ENTRIES = 1_000
+NON_PERSISTENT_QUEUE_BYTES = 4 * 1024 * 1024
+"""Entries and bytes of a non-persistent topic that wait for one other cluster, and entries that
+were sent and are not answered; more are dropped.  Apache Pulsar drops above as many entries."""
+REPLICATOR_WINDOW_ENTRIES = 1_000
+"""Entries of one replicator that were sent to another cluster and are not answered."""
+REPLICATED_CHUNKED_MESSAGES = 100
+"""Chunked messages of a segment whose last chunk its replicator has not read."""
+REPLICATED_BATCH_BYTES = 128 * 1024
+"""Largest batch, unpacked, that a replicator of a segment opens on the loop; others in a thread."""
+OPENED_BATCHES_BYTES = 64 * 1024 * 1024
+"""Bytes of the batches, unpacked, that replicators of segments open in threads at a time; one that
+is larger is opened alone."""
+REPLICATED_CHUNKS_WAIT_S = 3600.0
+"""How long a replicator of a segment waits for the last chunk of a message, since it read the first
+one; it gives up at the end of the log only."""
+REPLICATED_RANGES = 4096
+"""Ranges of hashes, with a position of another cluster each, that a segment here remembers."""
+REPLICATED_SUBSCRIPTION_ENTRIES = 10_000
+"""Unacknowledged entries of a segment whose origin one replicated subscription knows."""
+REPLICATED_SUBSCRIPTION_ENTRIES_AT_ONCE = 1_000
+"""Entries whose origin the replicated subscriptions of a segment take note of in one turn of the
+loop, all subscriptions together."""
+SUBSCRIPTION_POSITIONS = 10_000
+"""Positions of subscriptions in segments that one question to another cluster tells, some 30 bytes
+each; a subscription has one for each of at most MAX_SEGMENTS segments."""
+SUBSCRIPTIONS_OF_QUESTION = 1000
+"""Subscriptions of one such question; the others are in the next one."""
+SUBSCRIPTION_IDLE_PERIODS = 8
+"""Periods between two questions about a topic's subscriptions to one cluster, at most, while
+nothing moves in either."""
+SUBSCRIPTION_QUESTIONS_AT_ONCE = 16
+"""Questions of other clusters about subscriptions that a broker answers at the same time."""
+RECEIVED_SEGMENTS_NOTED = 200
+"""Source segments of which a replicated subscription notes what was received before it."""
+SUBSCRIPTION_ANSWER_ROUNDS = 3
+"""Times that owners are told the same for one answer, as it makes and completes subscriptions."""
+SEGMENTS_ASKED_AT_ONCE = 64
+"""Segments of a topic whose owners are asked about its subscriptions at the same time."""
+SOURCE_INCARNATIONS = 4
+"""Incarnations of one cluster's topic that a segment here remembers, the newest ones."""
+REPLICATED_AT_ONCE = 100
+"""Entries that one replicator sends or skips in one turn of the loop."""
+REPLICATED_BYTES_AT_ONCE = 1024 * 1024
+"""Bytes after which a replicator sends no further entry in the same turn of the loop."""
+REPLICATOR_IDLE_S = 60.0
+"""How long a replicator without anything to send stays attached at the other cluster."""
+PENDING_SNAPSHOTS = 10
+"""Snapshots of the replicated subscriptions of one topic that wait for answers of other
+clusters."""
+SUBSCRIPTION_UPDATES_WAITING = 1_000
+"""Subscriptions of one topic that another cluster moved, and that are to be moved here."""
+REFUSAL_DRAIN_S = 5.0
+"""How long a replicator waits for the answers to what it sent before and behind an entry that the
+other cluster refused, until it attaches again: some clusters do not answer what is behind."""
+REPLICATOR_LEAVE_S = 0.1
+"""How long a replicator waits until the other cluster has closed its producer."""
+REPLICATION_READ_AHEAD_BYTES = 64 * 1024 * 1024
+"""Entries that all replicators to one cluster hold while they wait for it; above that they read
+again what they send.  One holds up to READ_BATCH_BYTES."""
+REACH_RETRY_MAX_S = 5.0
+"""Longest pause between two attempts to reach another cluster that is away, of all its topics."""
+REMOTE_FRAME_BYTES = 2 * 1024 * 1024
+"""Largest frame of another cluster that replicators take, whatever it announces: it sends answers
+and layouts, and no messages.  Parsed, a frame may take some forty times its bytes."""
+REMOTE_ANSWER_BYTES = 256 * 1024
+"""Largest answer over REST that is taken of another cluster: its settings, or the policies of a
+namespace."""
+REMOTE_REQUEST_S = 30.0
+"""How long another cluster may take for a REST request."""
+REPLICATION_LISTS_PERIOD_S = 300.0
+"""How long a list of clusters goes until other clusters are asked again whether theirs name all."""
+REMOTE_REDIRECTS = 5
+"""Redirects from one broker of another cluster to the next one that a REST request follows."""
+REMOTE_REQUESTS_AT_ONCE = 32
+"""REST requests to one other cluster at the same time, each with a socket; others wait, for as
+long at the most."""
+REPLICATION_RETRY_MIN_S = 0.1
+"""Pause before a replicator that could not be made or ended, or an entry that the other cluster
+refused, is tried again; it doubles, up to"""
+REPLICATION_RETRY_MAX_S = 30.0

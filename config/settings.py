@@ -112,6 +112,13 @@ class Settings(BaseSettings):
         description="Silence of a client after which it is sent PING; twice as long ends it",
     )
 
+    # Replication to other clusters
+    replication_start_at: Literal["latest", "earliest"] = Field(
+        "latest",
+        description="Whether a cluster that is added to the list of a topic gets what is stored "
+        "already (earliest)",
+    )
+
     # TLS on the ports, and towards other brokers
     tls_certificate_file: Path | None = Field(
         None, description="The broker's certificate, then those that lead to its authority (PEM)"
@@ -232,6 +239,11 @@ class Settings(BaseSettings):
         description="Enforce producer sequence ids for all sends (namespaces and topics may "
         "override)",
     )
+    encryption_required: bool = Field(
+        False,
+        description="Refuse producers and messages that are not encrypted by their clients "
+        "(namespaces may require it too)",
+    )
     auto_subscription_creation: bool = Field(
         True,
         description="Create a missing durable subscription when a consumer names it (namespaces "
@@ -254,6 +266,40 @@ class Settings(BaseSettings):
         60, description="How often drained sealed segments are pruned"
     )
 
+    # Schemas (namespaces may override, topics too but for schema_auto_update)
+    schema_compatibility_strategy: Literal[
+        "ALWAYS_INCOMPATIBLE",
+        "ALWAYS_COMPATIBLE",
+        "BACKWARD",
+        "FORWARD",
+        "FULL",
+        "BACKWARD_TRANSITIVE",
+        "FORWARD_TRANSITIVE",
+        "FULL_TRANSITIVE",
+    ] = Field("FULL", description="How a new schema is compared with those of its topic")
+    schema_auto_update: bool = Field(
+        True, description="Let producers and consumers add schemas; false: only over REST"
+    )
+    schema_validation_enforced: bool = Field(
+        False,
+        description="Refuse producers without schema on topics with one; no policy "
+        "switches true off",
+    )
+
+    # Rates of all topics of this broker together
+    broker_publisher_throttling_max_message_rate: NotNegative = Field(
+        0, description="Most messages/s that are published; 0: no limit"
+    )
+    broker_publisher_throttling_max_byte_rate: NotNegative = Field(
+        0, description="Most bytes/s that are published; 0: no limit"
+    )
+    dispatch_throttling_rate_in_msg: NotNegative = Field(
+        0, description="Most messages/s to consumers; 0: no limit"
+    )
+    dispatch_throttling_rate_in_byte: NotNegative = Field(
+        0, description="Most bytes/s to consumers; 0: no limit"
+    )
+
     # Limits of topics (namespaces and topics may override)
     max_producers_per_topic: NotNegative = Field(
         0, description="Most producers of a topic; 0: no limit"
@@ -267,6 +313,24 @@ class Settings(BaseSettings):
     max_subscriptions_per_topic: NotNegative = Field(
         0, description="Most subscriptions of a topic; 0: no limit"
     )
+    max_same_address_producers_per_topic: NotNegative = Field(
+        0, description="Most producers of a topic from one IP address; 0: no limit"
+    )
+    max_same_address_consumers_per_topic: NotNegative = Field(
+        0, description="Most consumers of a topic from one IP address; 0: no limit"
+    )
+    max_num_partitions_per_partitioned_topic: Annotated[int, Field(gt=0, le=MAX_PARTITIONS)] = (
+        Field(MAX_PARTITIONS, description="Most partitions of a topic")
+    )
+    max_topics_per_namespace: NotNegative = Field(
+        0,
+        description="Most persistent topics of a namespace; a partition is one, a scalable topic "
+        "too; 0: no limit",
+    )
+    max_namespaces_per_tenant: NotNegative = Field(
+        0, description="Most namespaces of a tenant; 0: no limit"
+    )
+    max_tenants: NotNegative = Field(0, description="Most tenants; 0: no limit")
     max_unacked_messages_per_consumer: NotNegative = Field(
         50_000,
         description="Most unacknowledged messages of a shared consumer; 0: no limit",
@@ -276,11 +340,62 @@ class Settings(BaseSettings):
         description="Most unacknowledged messages of all shared consumers of a subscription; "
         "0: no limit",
     )
+    max_publish_rate_per_topic_in_messages: NotNegative = Field(
+        0, description="Most messages/s that are published to a topic; 0: no limit"
+    )
+    max_publish_rate_per_topic_in_bytes: NotNegative = Field(
+        0, description="Most bytes/s that are published to a topic; 0: no limit"
+    )
+    dispatch_throttling_rate_per_topic_in_msg: NotNegative = Field(
+        0, description="Most messages/s to all consumers of a topic; 0: no limit"
+    )
+    dispatch_throttling_rate_per_topic_in_byte: NotNegative = Field(
+        0, description="Most bytes/s to all consumers of a topic; 0: no limit"
+    )
+    dispatch_throttling_rate_per_subscription_in_msg: NotNegative = Field(
+        0, description="Most messages/s to the consumers of a subscription; 0: no limit"
+    )
+    dispatch_throttling_rate_per_subscription_in_byte: NotNegative = Field(
+        0, description="Most bytes/s to the consumers of a subscription; 0: no limit"
+    )
+    dispatch_throttling_rate_per_replicator_in_msg: NotNegative = Field(
+        0, description="Most messages/s of a topic to each other cluster; 0: no limit"
+    )
+    dispatch_throttling_rate_per_replicator_in_byte: NotNegative = Field(
+        0, description="Most bytes/s of a topic to each other cluster; 0: no limit"
+    )
+    dispatch_throttling_rate_relative_to_publish_rate: bool = Field(
+        False, description="Add the rate at which the topic is published to, to its dispatch rates"
+    )
+    subscribe_throttling_rate_per_consumer: NotNegative = Field(
+        0, description="How often a consumer may subscribe; 0: no limit"
+    )
+    subscribe_rate_period_per_consumer_s: Positive = Field(
+        30, description="Period of subscribe_throttling_rate_per_consumer"
+    )
     ttl_duration_default_s: NotNegative = Field(
         0, description="Age at which messages count as acknowledged; 0: they never do"
     )
     message_expiry_check_interval_s: Positive = Field(
         300, description="How often messages are checked for that age"
+    )
+
+    # Backlog quotas (namespaces and topics may override)
+    backlog_quota_default_limit_bytes: int = Field(
+        -1, ge=-1, description="Most bytes behind the slowest subscription of a topic; -1: no limit"
+    )
+    backlog_quota_default_limit_s: int = Field(
+        -1, ge=-1, description="Largest age of an unacknowledged message; -1 or 0: no limit"
+    )
+    backlog_quota_default_retention_policy: Literal[
+        "producer_request_hold", "producer_exception", "consumer_backlog_eviction"
+    ] = Field(
+        "producer_request_hold",
+        description="What a backlog over its quota does: producers wait, or fail, or subscriptions "
+        "lose messages",
+    )
+    backlog_quota_check_interval_s: Positive = Field(
+        60, description="How often backlog quotas are checked"
     )
 
     # Deletion of what is not used (namespaces and topics may override)
@@ -447,6 +562,20 @@ class Settings(BaseSettings):
     broker_service_compaction_monitor_interval_s: Positive = Field(
         60, description="... and check this often whether a topic has"
     )
+    enable_replicated_subscriptions: bool = Field(
+        True,
+        description="Move replicated subscriptions in all clusters of a topic's list together",
+    )
+    replicated_subscriptions_snapshot_frequency_ms: Positive = Field(
+        1_000,
+        description="... by snapshots of each topic, this far apart at least, if it was written to",
+    )
+    replicated_subscriptions_snapshot_timeout_s: Positive = Field(
+        30, description="... which the other clusters answer within this time"
+    )
+    replicated_subscriptions_snapshot_max_cached_per_subscription: Positive = Field(
+        30, description="... of which a subscription remembers so many until it has passed them"
+    )
     max_connections: Positive = Field(10_000, description="Binary protocol connections at once")
     max_connections_per_address: Positive | None = Field(
         None,
@@ -588,6 +717,11 @@ class Settings(BaseSettings):
                 "scalable_topic_entry_bucket_budget may not be above "
                 f"scalable_topic_entry_bucket_max_per_segment, which is {most}: a topic of one "
                 "segment has all of them there."
+            )
+        if self.default_num_partitions > self.max_num_partitions_per_partitioned_topic:
+            raise ValueError(
+                "default_num_partitions may not be above max_num_partitions_per_partitioned_topic, "
+                f"which is {self.max_num_partitions_per_partitioned_topic}: correct one of them."
             )
         self._check_tls()
         self._check_ports()

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from storage.clock import SystemClock
 from storage.data_directory import (
     DataDirectoryError,
     check_format,
+    copied_s,
     hold_for_backup,
     ledgers_path,
     make_layout,
     metadata_path,
     sync_directory,
+    write_copied,
     write_format,
 )
 from storage.ledger.local.log_files import INDEX_SUFFIX, LOG_SUFFIX, number_of
@@ -32,7 +35,8 @@ def backup(source: Path, target: Path) -> None:
     The copy is of one moment, and opens as a data directory.  If it fails, the files copied so far
     are removed again.
 
-    Raises `NotADataDirectory`, `DataDirectoryTooNew`, `BackupRefused`, `MetadataError`, `OSError`.
+    Raises `DataDirectoryError`, of which `NotADataDirectory`, `DataDirectoryTooNew` and
+    `BackupRefused` are some, `MetadataError`, `OSError`.
     """
     source, target = source.absolute(), target.absolute()
     check_format(source)
@@ -54,6 +58,10 @@ def backup(source: Path, target: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     make_layout(target)
+    # Before anything is copied: what the broker writes from now on may be missing in the copy.
+    # One of a copy that no broker has started on is as old as that copy.
+    made_s = copied_s(source)
+    write_copied(target, SystemClock().now_ms() // 1000 if made_s is None else made_s)
     lengths: dict[str, int] = {}
     # While the hold lasts, reclaim removes and merges no file of the log.
     with hold_for_backup(source):

@@ -3,6 +3,7 @@
 FORMAT      one line, `magnetar-data 1`; written last when a directory is made
 LOCK        locked (flock) by the process that uses the directory, with its pid
 BACKUP      locked, shared, by running backups: no file is removed meanwhile
+COPIED      in a copy alone: when it was made, in seconds since 1970; the first start removes it
 ADDRESS     where the running broker serves REST, for commands on the same machine
 security/   keys, tokens and certificates of `--secure`
 metadata/   the metadata store (SQLite)
@@ -25,12 +26,14 @@ FORMAT_VERSION = 1
 FORMAT_FILE = "FORMAT"
 LOCK_FILE = "LOCK"
 BACKUP_FILE = "BACKUP"
+COPIED_FILE = "COPIED"
 ADDRESS_FILE = "ADDRESS"
 METADATA_DIRECTORY = "metadata"
 METADATA_FILE = "metadata.db"
 LEDGERS_DIRECTORY = "ledgers"
 MARK_FILE = "ledgers.mark"
 
+_COPIED = re.compile(r"(\d{1,12})\s*")
 _FORMAT = re.compile(r"magnetar-data (\d{1,9})\n?")
 _FOREIGN_BUT_HARMLESS = frozenset({LOCK_FILE, ADDRESS_FILE, f"{ADDRESS_FILE}.tmp", "lost+found"})
 """Names that a new directory may have: our lock, what a broker of a cluster wrote in there, and the
@@ -114,6 +117,11 @@ class DataDirectory:
         check_format(self.path)
         make_layout(self.path)
 
+    def forget_copied(self) -> None:
+        """Note that the copy has its own ids from now on.  Raises `OSError`."""
+        (self.path / COPIED_FILE).unlink()
+        sync_directory(self.path)
+
     @contextmanager
     def deletion_guard(self) -> Iterator[bool]:
         """Guard removals of files: yields True if no backup runs, and lets none begin inside."""
@@ -145,6 +153,35 @@ def make_layout(path: Path) -> None:
     metadata_path(path).parent.mkdir(exist_ok=True)
     ledgers_path(path).mkdir(exist_ok=True)
     (path / BACKUP_FILE).touch(mode=0o640)
+    sync_directory(path)
+
+
+def copied_s(path: Path) -> int | None:
+    """When the data directory at `path` was copied, in seconds since 1970.
+
+    None for one that is no copy, or that a broker has started on.  Raises `DataDirectoryError` for
+    a file that does not say it, `OSError`.
+    """
+    file = path / COPIED_FILE
+    try:
+        text = file.read_text("ascii", errors="replace")
+    except FileNotFoundError:
+        return None
+    found = _COPIED.fullmatch(text)
+    if found is None:
+        raise DataDirectoryError(
+            f"{file} says {text[:40]!r}, which is no time in seconds since 1970: write into it "
+            "when the copy was made."
+        )
+    return int(found[1])
+
+
+def write_copied(path: Path, time_s: int) -> None:
+    """Note when the copy at `path` was made."""
+    with (path / COPIED_FILE).open("x", encoding="ascii") as file:
+        file.write(f"{time_s}\n")
+        file.flush()
+        os.fsync(file.fileno())
     sync_directory(path)
 
 

@@ -3,9 +3,10 @@
 One contract suite holds every backend to the docstrings here (`tests/contract/ledger`).
 """
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from magnetar.protocol.ids import LedgerId
@@ -79,11 +80,50 @@ class LedgerAssertion(InternalError):
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """How many bookies have the entries of a ledger; the defaults are Pulsar's.
+
+    An entry is on `write_quorum` of `ensemble_size` bookies, and acknowledged when `ack_quorum`
+    have it.
+    """
+
+    ensemble_size: int = 2
+    write_quorum: int = 2
+    ack_quorum: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the quorums.  Raises `LedgerError`."""
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise LedgerError(
+                f"An ensemble of {self.ensemble_size} with write quorum {self.write_quorum} and "
+                f"ack quorum {self.ack_quorum} is impossible: set ensemble size >= write quorum "
+                ">= ack quorum >= 1."
+            )
+
+
+ONE_COPY = Copies(1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerDescription:
     """A ledger's `custom` metadata, and the time it was made, None where that is not recorded."""
 
     custom: Mapping[str, bytes]
     created_ms: int | None
+    record: str = field(default="", compare=False)
+    """The record as it is now, as text for operators, without its password."""
+
+
+def record_text(members: Mapping[str, object], custom: Mapping[str, bytes]) -> str:
+    """The text of a ledger's record, in the form of BookKeeper's own."""
+    encoded = {key: base64.b64encode(value).decode() for key, value in custom.items()}
+    shown = {**members, "customMetadata": text_of_map(encoded)}
+    return f"LedgerMetadata{text_of_map(shown)}"
+
+
+def text_of_map(members: Mapping[str, object] | Mapping[int, object]) -> str:
+    """`{key=value, key=value}`."""
+    return "{" + ", ".join(f"{name}={value}" for name, value in members.items()) + "}"
 
 
 class ReadableLedger(ABC):
@@ -141,8 +181,14 @@ class LedgerStore(ABC):
         """The largest entry that its ledgers take.  Never changes."""
 
     @abstractmethod
-    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
-        """A new, empty ledger with an id that none had before; `custom` is metadata for tools."""
+    async def create(
+        self, *, custom: Mapping[str, bytes], copies: Copies | None = None
+    ) -> WritableLedger:
+        """A new, empty ledger with an id that none had before; `custom` is metadata for tools.
+
+        `copies` are those of its entries; None: as many as the store is set to make.  A store that
+        cannot make so many raises `LedgerError`.
+        """
 
     @abstractmethod
     async def open(self, ledger_id: LedgerId) -> ReadableLedger:

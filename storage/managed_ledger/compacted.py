@@ -73,7 +73,7 @@ class CompactedLedger:
         stored = await ledger.read(first, last, max_bytes=max_bytes)
         entries = [decode_compacted(data) for data in stored]
         end = entries[-1].position
-        self._hints[Position(end.ledger_id, end.entry_id + 1)] = first + len(entries)
+        self._hints[end.following] = first + len(entries)
         if len(self._hints) > _HINTS:
             del self._hints[next(iter(self._hints))]
         return entries

@@ -28,6 +28,8 @@ from storage.managed_ledger.types import (
     ManagedLedgerFenced,
     ManagedLedgerState,
     ManagedLedgerTerminated,
+    Persistence,
+    PersistenceSource,
 )
 from storage.metadata.instance import instance_of
 from storage.metadata.store import IndexEntry, MetadataError, MetadataStore, VersionConflict
@@ -62,6 +64,7 @@ class Stores:
         "limits",
         "metadata",
         "offload_lag_ms",
+        "persistence",
     )
 
     def __init__(
@@ -72,6 +75,7 @@ class Stores:
         limits: Limits,
         cold: ColdLedgers | None = None,
         offload_lag_ms: LagSource | None = None,
+        persistence: PersistenceSource | None = None,
     ) -> None:
         self.metadata = metadata
         self.ledgers = ledgers
@@ -80,6 +84,7 @@ class Stores:
         self.cache = EntryCache(limits.entry_cache_bytes)
         self.cold = cold or ColdLedgers(random.Random())
         self.offload_lag_ms = offload_lag_ms or self._usual_lag_ms
+        self.persistence = persistence or _no_persistence
         self.indexes = RecentIndexes(bounds.ENTRY_INDEXES_KEPT)
         self.index_builds = asyncio.Semaphore(bounds.ENTRY_INDEX_BUILDS)
         self._instance: bytes | None = None
@@ -88,16 +93,17 @@ class Stores:
         return self.limits.offload_deletion_lag_ms
 
     async def create_ledger(self, name: str, cursor: str | None = None) -> WritableLedger:
-        """A new ledger with Pulsar's custom metadata, which tools read.
+        """A new ledger with the copies of the stream's policy, and custom metadata as Pulsar's.
 
-        A record may name it only while `may_name` allows it, given the time before this call.
+        Tools read the metadata.  A record may name the ledger only while `may_name` allows it,
+        given the time before this call.
         """
         custom = {"application": b"pulsar", COMPONENT: MANAGED_LEDGER, STREAM: name.encode()}
         if cursor is not None:
             custom[CURSOR] = cursor.encode()
         if self.limits.claim_on_open:
             custom[INSTANCE] = await self.instance()
-        return await self.ledgers.create(custom=custom)
+        return await self.ledgers.create(custom=custom, copies=self.persistence(name).copies)
 
     async def instance(self) -> bytes:
         """The id of the metadata store.  Raises `MetadataError`."""
@@ -193,6 +199,11 @@ class StreamCore:
         self._leaving = False
         self._copies: dict[UUID, tuple[int, OffloadContext]] = {}
         self._stop_listeners: list[StopListener] = []
+
+    def cursor_pause_s(self) -> float:
+        """The time from a change of a cursor until it is written, by the limits and the policy."""
+        stores = self.stores
+        return stores.persistence(self.name).cursor_pause_s(stores.limits.cursor_flush_ms / 1000)
 
     def move(self, state: ManagedLedgerState) -> None:
         """Change the state as `MOVES` allows.  Raises `LedgerAssertion` otherwise."""
@@ -426,3 +437,7 @@ class StreamCore:
 
 def _no_trimmer() -> None:
     """Do nothing: there is no trimmer yet."""
+
+
+def _no_persistence(_: str) -> Persistence:
+    return Persistence()

@@ -15,7 +15,7 @@ from storage.damage import EntryRange
 from storage.managed_ledger.ack_ranges import AckRanges, BatchBits
 from storage.managed_ledger.core import StreamCore
 from storage.managed_ledger.cursor_store import CursorStore
-from storage.managed_ledger.records import CursorSnapshot, CursorState
+from storage.managed_ledger.records import REPLICATED, CursorSnapshot, CursorState
 
 log = structlog.get_logger(__name__)
 
@@ -27,12 +27,14 @@ class Cursor:
     may be.  `mark_delete` moves over acknowledged entries that follow it.  Acknowledging an entry
     again, or one that does not exist (never written, trimmed), changes nothing.
 
-    An acknowledgement counts at once.  It is durable within `cursor_flush_ms` or at `persist`; a
-    crash redelivers the rest.  `backlog`, and acknowledging the next entry, cost O(1).
+    An acknowledgement counts at once.  It is durable within `cursor_flush_ms` (later if the policy
+    of the stream allows fewer writes) or at `persist`; a crash redelivers the rest.  `backlog`, and
+    acknowledging the next entry, cost O(1).
     """
 
     __slots__ = ("_acked", "_batches", "_boundary", "_core", "_flusher", "_mark_rank", "_store",
-                 "mark_delete", "name", "numbers", "unused_since_ms")  # fmt: skip
+                 "began", "mark_delete", "name", "notes", "numbers", "resets", "sent_as", "sent_to",
+                 "unused_since_ms")  # fmt: skip
 
     def __init__(
         self, core: StreamCore, name: str, mark_delete: Position, store: CursorStore | None
@@ -47,13 +49,33 @@ class Cursor:
             self._flusher = CursorFlusher(
                 f"{core.name}/{name}",
                 core.loop,
-                core.stores.limits.cursor_flush_ms,
+                core.cursor_pause_s,
                 lambda: store.write(self.snapshot),
             )
         self.numbers: Mapping[str, int] = {}
         """Properties that Apache Pulsar stored with the position that was loaded."""
+        self.notes: tuple[int, ...] = ()
+        """Numbers that its user stored with the position."""
         self.unused_since_ms: int | None = None
         """When its last user left, in ms since 1970; None: in use, or not known."""
+        self.began: Position | None = None
+        """Of a replicator: the other cluster may lack what is up to here; None: not noted.
+
+        It begins here, or was moved up to here over entries that were not sent.  It is durable with
+        the mark-delete position.
+        """
+        self.sent_as: int | None = None
+        """Of a replicator: the incarnation of the topic as which it sends what is behind `began`.
+
+        It is durable with the mark-delete position; None: nothing was sent, or it is not noted.
+        """
+        self.sent_to: int | None = None
+        """Of a replicator: the incarnation of the other cluster's topic that has what is sent.
+
+        It is durable with the mark-delete position; None: it is not known.
+        """
+        self.resets = 0
+        """How often it was moved by `reset`."""
         self.mark_delete = mark_delete
         self._mark_rank = core.ledgers.rank(mark_delete)
         self._boundary = core.ledgers.end_after(mark_delete)
@@ -68,7 +90,20 @@ class Cursor:
     @property
     def properties(self) -> Mapping[str, str]:
         """Properties that users attached to it."""
-        return {} if self._store is None else self._store.properties
+        stored = {} if self._store is None else self._store.properties
+        if REPLICATED not in stored:
+            return stored
+        return {name: value for name, value in stored.items() if name != REPLICATED}
+
+    @property
+    def replicated(self) -> bool:
+        """Whether users asked for its replication to other clusters."""
+        return self._store is not None and REPLICATED in self._store.properties
+
+    @property
+    def replication_note(self) -> str:
+        """What its user has noted with that."""
+        return "" if self._store is None else self._store.properties.get(REPLICATED, "")
 
     @property
     def backlog(self) -> int:
@@ -84,6 +119,11 @@ class Cursor:
     def acked_run_count(self) -> int:
         """Number of runs of acknowledged entries after `mark_delete`."""
         return self._acked.run_count()
+
+    @property
+    def progress(self) -> tuple[Position, int]:
+        """A value that each entry that is acknowledged changes, until the next `reset`."""
+        return self.mark_delete, self._acked.count
 
     def acked_runs(self) -> Iterator[tuple[int, int, int]]:
         """Runs of acknowledged entries after `mark_delete`: ledger, first and last entry."""
@@ -124,9 +164,32 @@ class Cursor:
             position = ledgers.next(Position(position.ledger_id, end))
         return position
 
+    def nth_unacknowledged(self, count: int) -> Position:
+        """The entry with that number among those that are not acknowledged, the first being 1.
+
+        Behind the last one it is the position after the end of the stream.  Costs by the runs of
+        acknowledged entries before it, whatever their length.
+        """
+        ledgers, rank = self._core.ledgers, self._mark_rank + count - 1
+        for ledger_id, first, last in self._acked.ranges():
+            before = ledgers.rank(Position(ledger_id, first - 1))
+            if before > rank:
+                break
+            rank += last - first + 1
+        return ledgers.at(rank)
+
     def snapshot(self) -> CursorSnapshot:
         """The present state, to be encoded before anything changes."""
-        return CursorSnapshot(self.mark_delete, self._acked, self._batches, self.unused_since_ms)
+        return CursorSnapshot(
+            self.mark_delete,
+            self._acked,
+            self._batches,
+            self.unused_since_ms,
+            self.began,
+            self.notes,
+            self.sent_as,
+            self.sent_to,
+        )
 
     def set_unused_since(self, ms: int | None) -> None:
         """Note when its last user left; None: it is in use.  Durable as an acknowledgement is.
@@ -136,6 +199,53 @@ class Cursor:
         if self._store is not None and ms != self.unused_since_ms:
             self.unused_since_ms = ms
             self._touch()
+
+    def begin_here(self) -> None:
+        """Note that it begins at its mark-delete position, unless that is noted already."""
+        if self.began is None:
+            self.began = self.mark_delete
+            self._touch()
+
+    def pass_over(self, position: Position) -> None:
+        """Note, if it notes where it began, that what it acknowledges up to here was not sent.
+
+        It is durable with these acknowledgements, which follow at once.
+        """
+        if self.began is not None:
+            self.began = max(self.began, position)
+
+    def set_notes(self, notes: tuple[int, ...]) -> None:
+        """Store these numbers with the position.  Durable as an acknowledgement is."""
+        if notes != self.notes:
+            self.notes = notes
+            self._touch()
+
+    def send_as(self, incarnation: int) -> None:
+        """Note the incarnation of the topic as which entries are sent from now on.
+
+        What was sent as another one is not there as this one.
+        """
+        if self.sent_as != incarnation:
+            if self.sent_as is not None:
+                self._pass_over_sent()
+            self.sent_as = incarnation
+            self._touch()
+
+    def send_to(self, incarnation: int) -> None:
+        """Note the incarnation of the topic to which entries are sent from now on.
+
+        What was sent to another one is not there any more.
+        """
+        if self.sent_to != incarnation:
+            if self.sent_to is not None:
+                self._pass_over_sent()
+            self.sent_to = incarnation
+            self._touch()
+
+    def _pass_over_sent(self) -> None:
+        for ledger_id, _, last in self.acked_runs():
+            self.pass_over(Position(ledger_id, last))
+        self.pass_over(self.mark_delete)
 
     # Acknowledging
 
@@ -200,7 +310,7 @@ class Cursor:
                 self._jump(previous)
             self.acknowledge_batch(position, ack_set, len(ack_set) * 64)
             return
-        last = core.ledgers.before(Position(position.ledger_id, position.entry_id + 1))
+        last = core.ledgers.before(position.following)
         if last > self.mark_delete:
             self._jump(last)
 
@@ -267,7 +377,8 @@ class Cursor:
     def restore(self, state: CursorState) -> None:
         """Set the position that was read from the store, as far as its entries exist."""
         ledgers, mark = self._core.ledgers, state.mark_delete
-        self.numbers = state.numbers
+        self.numbers, self.began, self.sent_as = state.numbers, state.began, state.sent_as
+        self.notes, self.sent_to = state.notes, state.sent_to
         ledgers.remember(mark)
         for after, up_to in state.spans:
             for info in ledgers.infos:
@@ -301,22 +412,64 @@ class Cursor:
         becomes durable later, unless a crash comes first.
         """
         ledgers = self._core.ledgers
+        self.resets += 1
         self._acked.clear()
         self._batches.clear()
         mark = ledgers.before(ledgers.at_or_after(position))
         self._boundary = LATEST
         self._absorb(mark)
+        self.pass_over(mark)
         self.step_over_lost()
         self._passed_ledger()
         self._touch()
         await self.persist()
 
-    async def set_properties(self, changes: Mapping[str, str | None]) -> None:
-        """Change properties durably; None removes one.  A reader's cursor has none."""
+    async def replace_properties(self, properties: Mapping[str, str]) -> None:
+        """Have these properties of users and no others, durably.  A reader's cursor has none.
+
+        Raises `CursorNotFound` once it is deleted, and as `persist`.
+        """
+        await self._change_properties(
+            lambda stored: {
+                **properties,
+                **{name: text for name, text in stored.items() if name == REPLICATED},
+            }
+        )
+
+    async def set_replicated(self, replicated: bool, note: str = "") -> None:
+        """Note durably whether users want it replicated.  A reader's cursor has no such note.
+
+        `note` is what its user notes with that.  Raises as `replace_properties`.
+        """
+        if replicated is self.replicated and note == self.replication_note:
+            return
+        noted = {REPLICATED: note} if replicated else {}
+        await self._change_properties(
+            lambda stored: {
+                **{name: text for name, text in stored.items() if name != REPLICATED},
+                **noted,
+            }
+        )
+
+    async def change_replication_note(self, change: Callable[[str], str]) -> None:
+        """Note something else with that, durably, if it is still noted at all.
+
+        Raises as `replace_properties`.
+        """
+
+        def changed(stored: Mapping[str, str]) -> Mapping[str, str]:
+            is_noted = REPLICATED in stored
+            return {**stored, REPLICATED: change(stored[REPLICATED])} if is_noted else stored
+
+        if self.replicated:
+            await self._change_properties(changed)
+
+    async def _change_properties(
+        self, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
         if self._store is not None:
-            merged = {**self._store.properties, **changes}
-            kept = {name: value for name, value in merged.items() if value is not None}
-            await self._store.set_properties(kept, self.snapshot)
+            # A client that leaves meanwhile cancels the caller.
+            await self._core.complete(self._store.change_properties(change, self.snapshot))
 
     async def close(self) -> None:
         """Stop writing by timer and make the position durable.  Raises as `persist` does."""
@@ -324,6 +477,7 @@ class Cursor:
             await self._flusher.stop()
             self._core.require_running()
             await self._store.close(self.snapshot, dirty=self._flusher.dirty)
+            self.release()
 
     async def delete(self) -> None:
         """Remove the stored position.  Raises as `persist` does."""
@@ -333,37 +487,43 @@ class Cursor:
             self.release()
 
     def release(self) -> None:
-        """Drop the callbacks of a cursor that is closed; see `StreamCore.release`."""
-        if self._store is not None and self._flusher is not None:
+        """Drop the callbacks of a cursor that is closed; see `StreamCore.release`.  Idempotent."""
+        flusher = self._flusher
+        if self._store is not None and flusher is not None and not flusher.released:
             # The store refuses what is still written.
             snapshot = self.snapshot()
-            self._flusher.write = partial(self._store.write, lambda: snapshot)
+            flusher.released = True
+            flusher.write = partial(self._store.write, lambda: snapshot)
 
 
 class CursorFlusher:
     """Writes a cursor's position in batches, by a timer that runs only while it is dirty.
 
-    All changes until the timer fires are one write, and one write runs at a time.  A failed write
-    is tried again after growing pauses, until it works or the stream stops.  `write` makes the
-    state at the time of its call durable, or a later one.
+    All changes until the timer fires, `pause_s` after the first of them, are one write, and one
+    write runs at a time.  A failed write is tried again after growing pauses, until it works or the
+    stream stops.  `write` makes the state at the time of its call durable, or a later one.
     """
 
-    __slots__ = ("_backoff", "_delay_s", "_durable", "_flush_s", "_generation", "_loop", "_name",
-                 "_stopped", "_task", "_timer", "write")  # fmt: skip
+    __slots__ = ("_backoff", "_durable", "_generation", "_loop", "_name", "_pause_s", "_retry_s",
+                 "_stopped", "_task", "_timer", "released", "write")  # fmt: skip
 
     def __init__(
         self,
         name: str,
         loop: asyncio.AbstractEventLoop,
-        flush_ms: int,
+        pause_s: Callable[[], float],
         write: Callable[[], Coroutine[object, object, None]],
     ) -> None:
         self._name = name
         self._loop = loop
-        self._flush_s = self._delay_s = flush_ms / 1000
-        after_failure_s = min(2 * self._flush_s, bounds.CURSOR_RETRY_MAX_S)
+        self._pause_s = pause_s
+        self._retry_s: float | None = None
+        """The pause after a failed write; None: the last one worked."""
+        after_failure_s = min(2 * pause_s(), bounds.CURSOR_RETRY_MAX_S)
         self._backoff = Backoff(after_failure_s, bounds.CURSOR_RETRY_MAX_S)
         self.write = write
+        self.released = False
+        """Whether `write` keeps the cursor no longer."""
         self._generation = 0
         self._durable = 0
         self._stopped = False
@@ -383,7 +543,8 @@ class CursorFlusher:
 
     def _arm(self) -> None:
         if not self._stopped:
-            self._timer = self._loop.call_later(self._delay_s, self._due)
+            pause_s = self._pause_s() if self._retry_s is None else self._retry_s
+            self._timer = self._loop.call_later(pause_s, self._due)
 
     async def persist(self) -> None:
         """Return when all changes up to now are durable; raises what the write raises."""
@@ -421,12 +582,12 @@ class CursorFlusher:
         try:
             await self.write()
             self._durable = generation
-            self._delay_s = self._flush_s
+            self._retry_s = None
             self._backoff.reset()
         except InternalError:
             raise
         except MagnetarError:
-            self._delay_s = self._backoff.pause_s()
+            self._retry_s = self._backoff.pause_s()
             self._arm()
             raise
         finally:

@@ -32,7 +32,7 @@ from storage.managed_ledger.records import (
     encode_position,
     inline_bytes,
 )
-from storage.managed_ledger.types import CorruptRecord
+from storage.managed_ledger.types import CorruptRecord, CursorNotFound
 from storage.metadata.store import Record, VersionConflict
 
 log = structlog.get_logger(__name__)
@@ -56,6 +56,7 @@ class CursorStore:
         "_deleted",
         "_inline_writes",
         "_ledger",
+        "_ledger_bytes",
         "_ledger_entries",
         "_ledger_since",
         "_lock",
@@ -74,7 +75,7 @@ class CursorStore:
         self._record = OwnedRecord(core.stores.metadata, cursor_key(core.name, name))
         self._lock = asyncio.Lock()
         self._ledger: WritableLedger | None = None
-        self._ledger_entries = 0
+        self._ledger_entries = self._ledger_bytes = 0
         self._ledger_since = 0.0
         self._inline_writes = 0
         self._deleted = False
@@ -123,6 +124,8 @@ class CursorStore:
         # cursor's record is as good, and no newer than the stream's record.
         unlisted = self._core.terminated or recorded.mark_delete
         end = unlisted if newest is None else newest.last
+        if state.began is not None and state.began > end:
+            state = replace(state, began=end)
         if mark <= end:
             return state
         self.corrected = mark.entry_id >= 0
@@ -179,10 +182,20 @@ class CursorStore:
                 self._core.require_running()
                 await self._guarded(self._write(snapshot))
 
-    async def set_properties(self, properties: Mapping[str, str], snapshot: TakeSnapshot) -> None:
-        """Replace the cursor's properties, durably."""
+    async def change_properties(
+        self, change: Callable[[Mapping[str, str]], Mapping[str, str]], snapshot: TakeSnapshot
+    ) -> None:
+        """Replace the cursor's properties, durably, by what `change` makes of them.
+
+        Raises `CursorNotFound` once it is deleted, and as `write`.
+        """
         async with self._lock:
-            before, self.properties = self.properties, dict(properties)
+            if self._deleted:
+                raise CursorNotFound(
+                    f"{self._core.name} has no cursor {self.name!r} any more: make it anew."
+                )
+            self._core.require_running()
+            before, self.properties = self.properties, dict(change(self.properties))
             ledger_id = INLINE_LEDGER_ID if self._ledger is None else int(self._ledger.ledger_id)
             try:
                 if self._ledger is None and not _small(snapshot()):
@@ -228,12 +241,14 @@ class CursorStore:
                 await self._switch(snapshot)
         elif (
             self._ledger_entries >= bounds.CURSOR_LEDGER_ENTRIES
+            or self._ledger_bytes >= bounds.CURSOR_LEDGER_BYTES
             or self._core.loop.time() - self._ledger_since >= bounds.CURSOR_LEDGER_AGE_S
         ):
             await self._switch(snapshot)
         else:
+            position = encode_position(snapshot())
             try:
-                await _append(self._ledger, encode_position(snapshot()), self._core.loop)
+                await _append(self._ledger, position, self._core.loop)
             except AppendRefused:
                 # The ledger is as before.  The position is written later, when it is smaller.
                 raise
@@ -242,6 +257,7 @@ class CursorStore:
                 self._give_up_ledger()
                 raise
             self._ledger_entries += 1
+            self._ledger_bytes += len(position)
             if snapshot().unused_since_ms != self.unused_since_ms:
                 await self._put(int(self._ledger.ledger_id), snapshot)
 
@@ -256,7 +272,8 @@ class CursorStore:
         ledger = await stores.create_ledger(self._core.name, self.name)
         ledger_id = int(ledger.ledger_id)
         try:
-            await _append(ledger, encode_position(snapshot()), loop)
+            position = encode_position(snapshot())
+            await _append(ledger, position, loop)
             if not stores.may_name(made_ms):
                 raise LedgerError(
                     f"Ledger {ledger_id} for {self._record.key} took too long to make: it is made "
@@ -271,6 +288,7 @@ class CursorStore:
         await self._put(ledger_id, snapshot)
         self._superseded.discard(ledger_id)
         self._ledger, self._ledger_entries, self._ledger_since = ledger, 1, loop.time()
+        self._ledger_bytes = len(position)
 
     async def _put(self, ledger_id: int, snapshot: TakeSnapshot) -> None:
         """Write the record, and delete the ledgers that it no longer names."""

@@ -1,10 +1,12 @@
 """The cursors of one managed ledger."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import structlog
 
+from config import bounds
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.core import StreamCore
@@ -17,6 +19,7 @@ from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import Record
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 class Cursors:
@@ -41,10 +44,13 @@ class Cursors:
         found = await core.stores.metadata.scan(
             *children_range(core.record.key), fresh=core.stores.limits.claim_on_open
         )
-        cursors = await asyncio.gather(
-            *(self._load(cursor_name(name_of(record.key)), record) for record in found)
-        )
-        self.durable = {cursor.name: cursor for cursor in cursors}
+        cursors: dict[str, Cursor] = {}
+        for some in _slices(found):
+            loaded = await asyncio.gather(
+                *(self._load(cursor_name(name_of(record.key)), record) for record in some)
+            )
+            cursors.update((cursor.name, cursor) for cursor in loaded)
+        self.durable = cursors
 
     async def _load(self, name: str, record: Record) -> Cursor:
         store = CursorStore(self._core, name, {})
@@ -67,8 +73,13 @@ class Cursors:
             for cursor in (*self.durable.values(), *self.readers.values()):
                 cursor.step_over(ledger_id, missing)
 
-    async def open(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
-        """The durable cursor `name`; made at `start` if it is new, else as it is."""
+    async def open(
+        self, name: str, start: Position, properties: Mapping[str, str], *, begins: bool = False
+    ) -> Cursor:
+        """The durable cursor `name`; made at `start` if it is new, else as it is.
+
+        `begins`: a new one notes where it began; see `Cursor.began`.
+        """
         core = self._core
         if name not in self.durable:
             # Under the lock no ledger is trimmed that the new cursor is to read.
@@ -76,16 +87,20 @@ class Cursors:
                 core.require_running()
                 if name not in self.durable:
                     self._require_unused(self.readers, name)
-                    self.durable[name] = await self._make(name, start, properties)
+                    self.durable[name] = await self._make(name, start, properties, begins=begins)
         return self.durable[name]
 
-    async def _make(self, name: str, start: Position, properties: Mapping[str, str]) -> Cursor:
+    async def _make(
+        self, name: str, start: Position, properties: Mapping[str, str], *, begins: bool
+    ) -> Cursor:
         """Make and record a new cursor."""
         # A record that is there was left by a creation whose outcome was unknown, here or at an
         # earlier owner.
         left = await self._core.stores.metadata.get(cursor_key(self._core.name, name))
         store = CursorStore(self._core, name, properties)
         cursor = Cursor(self._core, name, self._place(start), store)
+        if begins:
+            cursor.began = cursor.mark_delete
         await store.create(left, cursor.snapshot)
         cursor.step_over_lost()
         return cursor
@@ -115,7 +130,10 @@ class Cursors:
 
     async def close(self) -> None:
         """Make every position durable; failures are logged, as a crash would lose no more."""
-        closing = list(self.durable.values())
+        for closing in _slices(list(self.durable.values())):
+            await self._close_some(closing)
+
+    async def _close_some(self, closing: Sequence[Cursor]) -> None:
         results = await asyncio.gather(
             *(cursor.close() for cursor in closing), return_exceptions=True
         )
@@ -129,7 +147,10 @@ class Cursors:
                 raise error
 
     def release(self) -> None:
-        """Drop the callbacks of a closed stream; see `StreamCore.release`."""
+        """Drop the callbacks of a closed stream; see `StreamCore.release`.
+
+        A cursor that was closed without a failure has dropped them.
+        """
         for cursor in self.durable.values():
             cursor.release()
 
@@ -153,3 +174,9 @@ class Cursors:
         """Refresh the boundary of every cursor, as ledgers ended or were dropped."""
         for cursor in (*self.durable.values(), *self.readers.values()):
             cursor.refresh_boundary()
+
+
+def _slices(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """CURSORS_AT_ONCE of the items at a time."""
+    for start in range(0, len(items), bounds.CURSORS_AT_ONCE):
+        yield items[start : start + bounds.CURSORS_AT_ONCE]

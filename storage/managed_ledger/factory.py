@@ -22,11 +22,12 @@ from storage.managed_ledger.orphans import (
     stream_records,
 )
 from storage.managed_ledger.records import decode_cursor, decode_stream, ledger_key
-from storage.managed_ledger.stored_backlogs import stored_backlogs
+from storage.managed_ledger.stored_stream import StoredStream, read_stored_stream
 from storage.managed_ledger.types import (
     Limits,
     ManagedLedgerClosed,
     ManagedLedgerState,
+    PersistenceSource,
     Retention,
     RetentionSource,
     StoresNotShared,
@@ -69,8 +70,11 @@ class ManagedLedgerFactory:
         limits: Limits | None = None,
         cold: ColdLedgers | None = None,
         offload_lag_ms: LagSource | None = None,
+        persistence: PersistenceSource | None = None,
     ) -> None:
-        self._stores = Stores(metadata, ledgers, clock, limits or Limits(), cold, offload_lag_ms)
+        self._stores = Stores(
+            metadata, ledgers, clock, limits or Limits(), cold, offload_lag_ms, persistence
+        )
         self._slots: dict[str, _Slot] = {}
         self._sweeping = asyncio.Lock()
         self._closed = False
@@ -127,9 +131,9 @@ class ManagedLedgerFactory:
         """Whether there is such a stream.  Raises `MetadataError`."""
         return await self._stores.metadata.get(ledger_key(name)) is not None
 
-    async def stored_backlogs(self, name: str) -> Mapping[str, int]:
-        """Entries that each cursor of a stream has not acknowledged; see `stored_backlogs`."""
-        return await stored_backlogs(name, self._stores)
+    async def stored_stream(self, name: str) -> StoredStream | None:
+        """A stream as it is stored, without opening it; see `read_stored_stream`."""
+        return await read_stored_stream(name, self._stores)
 
     async def unload(self, name: str) -> None:
         """Close the stream if it is open; its state is durable then."""

@@ -7,7 +7,7 @@ import structlog
 
 from magnetar.protocol.ids import EARLIEST, LATEST, LedgerId, Position
 from magnetar.protocol.server_error import MagnetarError
-from storage.ledger.store import ReadableLedger
+from storage.ledger.store import NoSuchLedger, ReadableLedger
 from storage.managed_ledger.compacted import StreamCompaction
 from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 from storage.managed_ledger.core import StopListener, Stores, StreamCore
@@ -17,7 +17,7 @@ from storage.managed_ledger.ledger_indexes import LedgerIndexes
 from storage.managed_ledger.ledger_map import LedgerInfo, LedgerMap
 from storage.managed_ledger.offload import StreamOffload
 from storage.managed_ledger.reader import StreamReader
-from storage.managed_ledger.records import decode_stream
+from storage.managed_ledger.records import REPLICATED, decode_stream
 from storage.managed_ledger.stream_ranges import StreamRanges
 from storage.managed_ledger.trimmer import Trimmer
 from storage.managed_ledger.types import (
@@ -133,6 +133,10 @@ class ManagedLedger:
         """Number of entries that were taken and are not decided yet."""
         return self._writer.pending_entries
 
+    async def created_ms(self) -> int | None:
+        """Wall-clock time at which the stream was made.  Raises `MetadataError`."""
+        return await self._core.record.creation_ms()
+
     @property
     def current_ledger_created_ms(self) -> int | None:
         """Wall-clock time at which the ledger that is written to was made; None without one."""
@@ -170,7 +174,9 @@ class ManagedLedger:
     def on_append(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once for each group of entries that became readable.
 
-        The call follows the group's publish callbacks.  Returns a function that removes it.
+        The call follows the group's publish callbacks.  Of many listeners, some are called in later
+        turns of the loop, and then once for all groups until then.  Returns a function that removes
+        it.
         """
         return self._writer.on_append(listener)
 
@@ -234,6 +240,13 @@ class ManagedLedger:
             start, max_entries=max_entries, max_bytes=max_bytes, up_to=limit
         )
 
+    async def ledger_record(self, ledger_id: int) -> str | None:
+        """The record of a ledger as text; None if there is none.  Raises `LedgerError`."""
+        try:
+            return (await self._core.stores.ledgers.describe(LedgerId(ledger_id))).record
+        except NoSuchLedger:  # It is offloaded, or was deleted just now.
+            return None
+
     def next_position(self, position: Position) -> Position:
         """The first entry after `position`; at the end, a position that has no entry yet."""
         return self._core.ledgers.next(position)
@@ -241,6 +254,25 @@ class ManagedLedger:
     def previous_position(self, position: Position) -> Position:
         """The last entry before `position`; entry -1 of the first ledger if there is none."""
         return self._core.ledgers.before(position)
+
+    def entry_at(self, index: int) -> Position:
+        """The stored entry with that number, the oldest being 0; at the end as `next_position`."""
+        ledgers = self._core.ledgers
+        return ledgers.at(ledgers.total - ledgers.entry_count + index)
+
+    def size_after(self, position: Position) -> int:
+        """Bytes of the entries after `position`, in proportion within its ledger.  Reads nothing.
+
+        `ranges` has the exact number.
+        """
+        return self._core.ledgers.size_after(position)
+
+    def with_size_after(self, size_bytes: int) -> Position:
+        """The first of the newest entries that have at most so many bytes, as `size_after` counts.
+
+        At the end of the stream, a position that has no entry yet.
+        """
+        return self._core.ledgers.with_size_after(size_bytes)
 
     def has_lost(self, start: Position) -> bool:
         """Whether entries at or after `start` were trimmed.
@@ -260,13 +292,23 @@ class ManagedLedger:
     # Cursors
 
     async def open_cursor(
-        self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
+        self,
+        name: str,
+        start: Position,
+        *,
+        properties: Mapping[str, str] | None = None,
+        replicated: bool = False,
+        replication_note: str = "",
+        begins: bool = False,
     ) -> Cursor:
         """The durable cursor `name`; made at EARLIEST, LATEST or after `start` if it is new.
 
-        Raises `MetadataError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
+        `replicated` and `replication_note` as in `Cursor`, of a new one; `begins`: it notes where
+        it began.  Raises `MetadataError`, `ManagedLedgerFenced`, `ManagedLedgerClosed`.
         """
-        return await self._cursors.open(name, start, properties or {})
+        noted = {REPLICATED: replication_note} if replicated else {}
+        stored = {**(properties or {}), **noted}
+        return await self._cursors.open(name, start, stored, begins=begins)
 
     def open_reader_cursor(self, name: str, start: Position) -> Cursor:
         """A new cursor that is not durable and keeps entries until `delete_cursor`.
@@ -308,6 +350,23 @@ class ManagedLedger:
     async def trim(self) -> None:
         """Drop the ledgers that may go; this also happens by itself.  Raises `MetadataError`."""
         await self._trimmer.trim()
+
+    async def end_ledger(self) -> None:
+        """End the ledger that is written to: the next entry opens another one.
+
+        A failure is logged: the ledger goes on then.  Raises `ManagedLedgerFenced`,
+        `ManagedLedgerClosed`.
+        """
+        self._core.require_running()
+        if self._core.terminated is None:
+            await self._writer.end_ledger()
+
+    async def drop_up_to(self, last: Position) -> None:
+        """Drop every ended ledger without entries behind `last` that all cursors have read.
+
+        No policy keeps them.  Raises as `trim`.
+        """
+        await self._trimmer.drop_up_to(last)
 
     def next_trim_ms(self) -> int | None:
         """Wall-clock time at which a ledger may go by time alone; None if none ever may.

@@ -1,7 +1,8 @@
 """The entry indexes of one stream's ledgers: maintained, built, stored and loaded."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -139,7 +140,7 @@ class LedgerIndexes:
     def look_ahead(self, first: int) -> asyncio.Task[None]:
         """Start to get the totals of all ledgers from that one on; the task runs to its end."""
         if self._ahead is None:
-            self._ahead = self._start(self._go_ahead(first), "entry_indexes_not_made")
+            self._ahead = self._start(partial(self._go_ahead, first), "entry_indexes_not_made")
             self._ahead.add_done_callback(self._ahead_ended)
         return self._ahead
 
@@ -177,6 +178,7 @@ class LedgerIndexes:
                 if not await self._read_on(ledger_id, index, info.last):
                     info = core.ledgers.get(ledger_id)
                     break
+                await asyncio.sleep(0)  # reading from the cache does not wait for anything
                 info = core.ledgers.get(ledger_id)
         if info is None:
             return None
@@ -221,7 +223,7 @@ class LedgerIndexes:
         return index if index.entries == info.entries else None
 
     def _save(self, ledger_id: int, index: LedgerIndex) -> None:
-        self._start(self._put(ledger_id, index.encode()), "entry_index_not_stored")
+        self._start(partial(self._put, ledger_id, index.encode()), "entry_index_not_stored")
 
     async def _put(self, ledger_id: int, value: bytes) -> None:
         metadata = self._core.stores.metadata
@@ -229,11 +231,11 @@ class LedgerIndexes:
         if self._core.ledgers.get(ledger_id) is None:
             await metadata.delete(index_key(ledger_id))
 
-    def _start(self, work: Coroutine[object, object, None], failed: str) -> "asyncio.Task[None]":
+    def _start(self, work: Callable[[], Awaitable[None]], failed: str) -> "asyncio.Task[None]":
         async def logged() -> None:
             # An index can be built again, so a failure here fails nothing else.
             try:
-                await work
+                await work()
             except MagnetarError as error:
                 log.warning(failed, name=self._core.name, error=str(error))
 

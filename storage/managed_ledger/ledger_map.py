@@ -77,7 +77,7 @@ class LedgerMap:
         if self._infos:
             info = self._infos[-1]
             return Position(info.ledger_id, info.entries)
-        return Position(self._last_known.ledger_id, self._last_known.entry_id + 1)
+        return self._last_known.following
 
     def get(self, ledger_id: int) -> LedgerInfo | None:
         """The ledger of that id, if listed."""
@@ -152,6 +152,33 @@ class LedgerMap:
             entries = min(max(position.entry_id + 1, 0), entries)
         return self._before[index] + entries
 
+    def size_after(self, position: Position) -> int:
+        """Bytes of the entries after a position.
+
+        An estimate within its ledger, whose entries count as equally large.
+        """
+        index = bisect_left(self._ids, position.ledger_id)
+        size_bytes = 0
+        if index < len(self._ids) and self._ids[index] == position.ledger_id:
+            info = self._infos[index]
+            after = info.entries - min(max(position.entry_id + 1, 0), info.entries)
+            size_bytes = info.size_bytes * after // max(info.entries, 1)
+            index += 1
+        return size_bytes + sum(info.size_bytes for info in self._infos[index:])
+
+    def with_size_after(self, size_bytes: int) -> Position:
+        """The first entry of the newest ones that have at most so many bytes; `end` if none does.
+
+        It is the inverse of `size_after`, and an estimate as that.
+        """
+        left = size_bytes
+        for info in reversed(self._infos):
+            if info.size_bytes > left:
+                entries = left * info.entries // info.size_bytes
+                return self.next(Position(info.ledger_id, info.entries - entries - 1))
+            left -= info.size_bytes
+        return self.at_or_after(EARLIEST)
+
     def at(self, rank: int) -> Position:
         """The entry with `rank` entries before it; `end` beyond the last one."""
         if not self._before or rank >= self.total:
@@ -175,7 +202,7 @@ class LedgerMap:
 
     def next(self, position: Position) -> Position:
         """The first entry after it; `end` if there is none."""
-        return self.at_or_after(Position(position.ledger_id, position.entry_id + 1))
+        return self.at_or_after(position.following)
 
     def before(self, position: Position) -> Position:
         """The last entry before it; entry -1 of the first ledger if there is none."""

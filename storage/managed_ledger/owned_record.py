@@ -25,7 +25,16 @@ class OwnedRecord:
     write one at a time.
     """
 
-    __slots__ = ("_digest", "_doubt", "_indexes", "_metadata", "_modifications", "_version", "key")
+    __slots__ = (
+        "_digest",
+        "_doubt",
+        "_indexes",
+        "_metadata",
+        "_modifications",
+        "_version",
+        "created_ms",
+        "key",
+    )
 
     def __init__(
         self, metadata: MetadataStore, key: str, indexes: Sequence[IndexEntry] = ()
@@ -44,6 +53,8 @@ class OwnedRecord:
 
     def adopt(self, record: Record | None) -> None:
         """Own the record (None: there is none) as it was read by other means."""
+        self.created_ms = None if record is None else record.created_ms
+        """When it was made, in ms since 1970; None if it was not there when it was read."""
         self._version: Version = ABSENT if record is None else record.version
         self._modifications = _NEVER_WRITTEN if record is None else record.modifications
         self._digest = None if record is None else _digest(record.value)
@@ -63,6 +74,14 @@ class OwnedRecord:
             raise
         self._version, self._modifications = result.version, result.modifications
         self._digest = _digest(value)
+
+    async def creation_ms(self) -> int | None:
+        """When it was made, in ms since 1970; None if there is none.  Raises `MetadataError`."""
+        if self.created_ms is None:
+            # We made it, and the store has the time.
+            record = await self._metadata.get(self.key)
+            self.created_ms = None if record is None else record.created_ms
+        return self.created_ms
 
     async def require_owned(self) -> None:
         """Read it afresh; raises `VersionConflict` if another owner wrote it since."""

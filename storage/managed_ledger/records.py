@@ -30,6 +30,21 @@ INLINE_LEDGER_ID = -1
 """In a cursor record: the position is in the record itself."""
 _UNUSED_SINCE = "magnetar.unused-since-ms"
 """Number of a cursor's record: see `CursorSnapshot.unused_since_ms`."""
+_BEGAN = ("magnetar.began-ledger-id", "magnetar.began-entry-id")
+"""Numbers of a cursor's position: see `CursorSnapshot.began`."""
+_NOTE = "magnetar.note-"
+"""Numbers of a cursor's position: see `CursorSnapshot.notes`."""
+_SENT_AS = "magnetar.sent-as"
+"""Number of a cursor's position: see `CursorSnapshot.sent_as`; signed, as all of them."""
+_SENT_TO = "magnetar.sent-to"
+"""The same of `CursorSnapshot.sent_to`."""
+REPLICATED = "pulsar.replicated.subscription"
+"""Property of a cursor whose subscription is to be replicated; a number in records, as Pulsar's.
+
+Its value is what the subscription has noted with that, "" for nothing.
+"""
+_REPLICATED_NOTE = "magnetar.replicated "
+"""Number of a cursor's record whose name ends with the value of REPLICATED."""
 _RANGE_BYTES = 16
 _WORD_BYTES = 1
 _COMPRESSION_MAGIC = b"\x47\x78"
@@ -73,7 +88,8 @@ class CursorState:
 
     `spans` are acknowledged entries, as (exclusive, inclusive) ends that may cross ledgers; `words`
     are acknowledged entries as bit sets that begin at entry 0 of a ledger.  `numbers` are Apache
-    Pulsar's own properties of the position; Magnetar writes none.
+    Pulsar's own properties of the position.  `began`, `sent_as` and `sent_to` as in
+    `CursorSnapshot`.
     """
 
     mark_delete: Position
@@ -81,6 +97,10 @@ class CursorState:
     words: tuple[tuple[int, tuple[int, ...]], ...] = ()
     batches: Mapping[Position, int] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    began: Position | None = None
+    notes: tuple[int, ...] = ()
+    sent_as: int | None = None
+    sent_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +122,14 @@ class CursorSnapshot:
     batches: BatchBits
     unused_since_ms: int | None = None
     """When its last user left, in ms since 1970; None while it is used, or if nobody noted it."""
+    began: Position | None = None
+    """What `Cursor.began` is; it is written with the mark-delete position, never apart from it."""
+    notes: tuple[int, ...] = ()
+    """Numbers that the subscription has stored with the position, each less than 2**63."""
+    sent_as: int | None = None
+    """What `Cursor.sent_as` is; the same of it."""
+    sent_to: int | None = None
+    """What `Cursor.sent_to` is; the same of it."""
 
 
 def encode_stream(record: StreamRecord) -> bytes:
@@ -187,7 +215,12 @@ def encode_cursor(
     if snapshot.unused_since_ms is not None:
         # Not lastActive: Pulsar, and earlier versions, set that without knowing of uses.
         info.properties.add(name=_UNUSED_SINCE, value=snapshot.unused_since_ms)
-    for name in sorted(properties):
+    info.properties.extend(_encode_noted(snapshot))
+    if REPLICATED in properties:
+        info.properties.add(name=REPLICATED, value=1)
+        if properties[REPLICATED]:
+            info.properties.add(name=_REPLICATED_NOTE + properties[REPLICATED], value=1)
+    for name in sorted(properties.keys() - {REPLICATED}):
         info.cursorProperties.add(name=name, value=properties[name])
     return info.SerializeToString()
 
@@ -198,6 +231,13 @@ def decode_cursor(key: str, value: bytes) -> CursorRecord:
     _parse(key, value, info)
     numbers = {item.name: item.value for item in info.properties}
     unused_since_ms = numbers.pop(_UNUSED_SINCE, None)
+    noted = _take_noted(numbers)
+    properties = {item.name: item.value for item in info.cursorProperties}
+    notes = [name for name in numbers if name.startswith(_REPLICATED_NOTE)]
+    for name in notes:
+        del numbers[name]
+    if numbers.pop(REPLICATED, 0):
+        properties[REPLICATED] = notes[0].removeprefix(_REPLICATED_NOTE) if notes else ""
     return CursorRecord(
         info.cursorsLedgerId,
         CursorState(
@@ -206,8 +246,9 @@ def decode_cursor(key: str, value: bytes) -> CursorRecord:
             (),
             _decode_batches(key, info.batchedEntryDeletionIndexInfo),
             numbers,
+            *noted,
         ),
-        {item.name: item.value for item in info.cursorProperties},
+        properties,
         unused_since_ms,
     )
 
@@ -224,6 +265,7 @@ def encode_position(snapshot: CursorSnapshot) -> bytes:
         for ledger_id, words in acked.words().items():
             info.individualDeletedMessageRanges.add(key=ledger_id, values=words)
     info.batchedEntryDeletionIndexInfo.extend(_encode_batches(snapshot.batches))
+    info.properties.extend(_encode_noted(snapshot))
     return info.SerializeToString()
 
 
@@ -236,18 +278,50 @@ def decode_position(key: str, value: bytes) -> CursorState:
     _parse(key, value, info, compressed=False)
     spans = _decode_ranges(info.individualDeletedMessages)
     words = () if spans else tuple(info.individualDeletedMessageRanges)
+    numbers = {item.name: item.value for item in info.properties}
+    noted = _take_noted(numbers)
     return CursorState(
         Position(info.ledgerId, info.entryId),
         spans,
         tuple((item.key, tuple(item.values)) for item in words),
         _decode_batches(key, info.batchedEntryDeletionIndexInfo),
-        {item.name: item.value for item in info.properties},
+        numbers,
+        *noted,
     )
 
 
 def inline_bytes(snapshot: CursorSnapshot) -> int:
     """About the size in bytes of the snapshot in a cursor's record."""
     return (snapshot.acked.run_count() + 2 * len(snapshot.batches)) * _RANGE_BYTES
+
+
+def _encode_noted(snapshot: CursorSnapshot) -> Iterator[pb.LongProperty]:
+    """What Magnetar stores with a position, as properties of it."""
+    if snapshot.began is not None:
+        for name, value in zip(_BEGAN, snapshot.began, strict=True):
+            yield pb.LongProperty(name=name, value=value)
+    for number, note in enumerate(snapshot.notes):
+        yield pb.LongProperty(name=f"{_NOTE}{number}", value=note)
+    for name, incarnation in ((_SENT_AS, snapshot.sent_as), (_SENT_TO, snapshot.sent_to)):
+        if incarnation is not None:
+            signed = (incarnation + 2**63) % 2**64 - 2**63
+            yield pb.LongProperty(name=name, value=signed)
+
+
+def _take_noted(
+    numbers: dict[str, int],
+) -> tuple[Position | None, tuple[int, ...], int | None, int | None]:
+    """Take `began`, `notes`, `sent_as` and `sent_to` out of the numbers of a position."""
+    ledger_id, entry_id = (numbers.pop(name, None) for name in _BEGAN)
+    began = None if ledger_id is None or entry_id is None else Position(ledger_id, entry_id)
+    notes: list[int] = []
+    while (note := numbers.pop(f"{_NOTE}{len(notes)}", None)) is not None:
+        notes.append(note)
+    sent_as, sent_to = (
+        None if signed is None else signed % 2**64
+        for signed in (numbers.pop(_SENT_AS, None), numbers.pop(_SENT_TO, None))
+    )
+    return began, tuple(notes), sent_as, sent_to
 
 
 def _encode_ranges(acked: AckRanges) -> Iterator[pb.MessageRange]:

@@ -245,4 +245,4 @@ def after(position: Position) -> Position:
     """The position right after an entry; EARLIEST, which has no entry, stays as it is."""
     if position.ledger_id < 0:
         return EARLIEST
-    return Position(position.ledger_id, position.entry_id + 1)
+    return position.following

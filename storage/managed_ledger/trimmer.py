@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import structlog
 
+from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.core import StreamCore
 from storage.managed_ledger.cursors import Cursors
 from storage.managed_ledger.offload import StreamOffload
 from storage.managed_ledger.trimming import TrimDecision, decide, hot_to_drop
-from storage.managed_ledger.types import ManagedLedgerState, RetentionSource
+from storage.managed_ledger.types import NO_RETENTION, ManagedLedgerState, RetentionSource
 
 log = structlog.get_logger(__name__)
 _LEAST_PAUSE_MS = 1000
@@ -64,11 +66,23 @@ class Trimmer:
 
         Raises `MetadataError`, `LedgerError`, `ManagedLedgerFenced`.
         """
+        await self._trim(None)
+
+    async def drop_up_to(self, last: Position) -> None:
+        """Drop the ended ledgers without entries behind `last` that all cursors have read.
+
+        No policy keeps them.  Raises as `trim`.
+        """
+        await self._trim(last)
+
+    async def _trim(self, last: Position | None) -> None:
         core = self._core
         async with core.lock:
             if not self._running():
                 return
             drop, _ = self._decide()
+            if last is not None:
+                drop = self._up_to(last)
             if drop:
                 await core.save(without=drop)
                 self._trimmed()
@@ -110,6 +124,17 @@ class Trimmer:
         if next_ms is not None:
             self._check_in(next_ms - now_ms)
         return decision.drop, hot.drop
+
+    def _up_to(self, last: Position) -> tuple[int, ...]:
+        readers = self._cursors.reader_positions()
+        slowest = last if readers.slowest is None else min(readers.slowest, last)
+        return decide(
+            self._core.ledgers.infos,
+            replace(readers, slowest=slowest),
+            retention=NO_RETENTION,
+            unsubscribed_retention_ms=0,
+            now_ms=self._core.stores.clock.now_ms(),
+        ).drop
 
     def _decision(self, now_ms: int) -> TrimDecision:
         return decide(

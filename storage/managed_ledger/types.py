@@ -15,7 +15,7 @@ from magnetar.protocol.server_error import (
     ServerError,
 )
 from magnetar.protocol.state_table import StateTable
-from storage.ledger.store import LedgerAssertion
+from storage.ledger.store import Copies, LedgerAssertion
 
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
@@ -102,6 +102,29 @@ class Retention:
 
 
 NO_RETENTION = Retention(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """How a stream is stored."""
+
+    copies: Copies | None = None
+    """Copies of the entries of new ledgers; None: those that the ledger store is set to make."""
+    cursor_writes_per_s: float = 0
+    """How often the position of a cursor is written at most; 0: as often as `Limits` allow."""
+
+    def cursor_pause_s(self, flush_s: float) -> float:
+        """The time from a change of a cursor until it is written, `flush_s` by the limits.
+
+        It is not above CURSOR_PAUSE_MAX_S, however small the rate is.
+        """
+        if self.cursor_writes_per_s <= 0:
+            return flush_s
+        return max(flush_s, min(1 / self.cursor_writes_per_s, bounds.CURSOR_PAUSE_MAX_S))
+
+
+PersistenceSource = Callable[[str], Persistence]
+"""Returns how the stream of a name is stored, by the current policies."""
 
 RetentionSource = Callable[[], Retention | None]
 """Returns the current policy; None if none is set."""

@@ -2,9 +2,10 @@
 
 import asyncio
 import itertools
+import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -12,7 +13,7 @@ import structlog
 from config import bounds
 from magnetar.protocol.ids import Position
 from magnetar.protocol.server_error import InternalError, MagnetarError
-from storage.callbacks import ignore
+from storage.callbacks import SlicedCalls, ignore
 from storage.ledger.store import (
     AppendCallback,
     AppendRefused,
@@ -89,6 +90,7 @@ class LedgerWriter:
         "_last_error",
         "_ledger_id",
         "_limits",
+        "_listener_calls",
         "_listener_keys",
         "_listeners",
         "_loop",
@@ -121,6 +123,7 @@ class LedgerWriter:
         self._refusal: MagnetarError | None = None
         self._listeners: dict[int, Listener] = {}
         self._listener_keys = itertools.count()
+        self._listener_calls = SlicedCalls[int, Listener](operator.call)
         self._held_back: deque[tuple[bytes, GroupCallback]] = deque()
         self._completed: deque[tuple[GroupCallback, Sequence[Position], MagnetarError | None]] = (
             deque()
@@ -271,18 +274,7 @@ class LedgerWriter:
         finally:
             if not whole:
                 self._loop.call_soon(self._run_callbacks)
-        if self._listeners:
-            self._notify(iter(tuple(self._listeners.values())))
-
-    def _notify(self, listeners: Iterator[Listener]) -> None:
-        whole = False
-        try:
-            for listener in listeners:
-                listener()
-            whole = True
-        finally:
-            if not whole:
-                self._loop.call_soon(self._notify, listeners)
+        self._listener_calls.call_all(self._listeners)
 
     def on_append(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` once for each completed group; returns a function that removes it."""
@@ -291,6 +283,7 @@ class LedgerWriter:
 
         def remove() -> None:
             self._listeners.pop(key, None)
+            self._listener_calls.discard(key)
 
         return remove
 
@@ -369,6 +362,16 @@ class LedgerWriter:
         self._writable = None
         self._roll_wanted = True
         self._start_roll()
+
+    async def end_ledger(self) -> None:
+        """End the ledger that is written to, as if it were full; the next entry opens another.
+
+        Entries taken before are decided first.  A failure is logged: the ledger goes on then.
+        """
+        if self._current is not None:
+            self._age_due()
+        if self._rolling is not None:
+            await asyncio.wait({self._rolling})
 
     def _start_roll(self) -> None:
         if self._rolling is not None or self._stopped:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
+from storage.ledger.store import record_text, text_of_map
+
 BookieId = NewType("BookieId", str)
 """The id under which a bookie registers: usually `host:port`, but any name is allowed."""
 
@@ -57,6 +59,25 @@ class LedgerMetadata:
     ctime_ms: int | None = None
     creator_token: int | None = None
     unknown: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The record as BookKeeper's tools show it, without its password."""
+        ended: Mapping[str, object] = {}
+        if self.state is LedgerState.CLOSED:
+            ended = {"length": self.length, "lastEntryId": self.last_entry_id}
+        bookies = {each.first_entry_id: f"[{', '.join(each.bookies)}]" for each in self.ensembles}
+        members = {
+            "ensembleSize": self.ensemble_size,
+            "writeQuorumSize": self.write_quorum,
+            "ackQuorumSize": self.ack_quorum,
+            "state": self.state.name,
+            **ended,
+            "digestType": self.digest_type.name,
+            "password": "OMITTED",
+            "ensembles": text_of_map(bookies),
+        }
+        return record_text(members, self.custom)
 
     @property
     def last_ensemble(self) -> Ensemble:

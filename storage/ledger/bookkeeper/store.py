@@ -40,6 +40,7 @@ from storage.ledger.bookkeeper.readable_ledger import (
 from storage.ledger.bookkeeper.wire import ADD_HEAD_BYTES
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 from storage.ledger.store import (
+    Copies,
     LedgerDescription,
     LedgerError,
     LedgerStore,
@@ -50,27 +51,13 @@ from storage.ledger.store import (
 
 @dataclass(frozen=True, slots=True)
 class BookKeeperOptions:
-    """Options of new ledgers; the defaults are Pulsar's.
+    """Options of new ledgers; `frame_bytes` is nettyMaxFrameSizeBytes of the bookies."""
 
-    An entry is on `write_quorum` of `ensemble_size` bookies, and acknowledged when `ack_quorum`
-    have it.  `frame_bytes` is nettyMaxFrameSizeBytes of the bookies.
-    """
-
-    ensemble_size: int = 2
-    write_quorum: int = 2
-    ack_quorum: int = 2
+    copies: Copies = Copies()  # noqa: RUF009 - it is immutable
+    """Those of ledgers that are made without a number of their own."""
     digest_type: DigestType = DigestType.CRC32C
     password: bytes = b""
     frame_bytes: int = bounds.BOOKIE_FRAME_BYTES
-
-    def __post_init__(self) -> None:
-        """Check the quorums.  Raises `LedgerError`."""
-        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
-            raise LedgerError(
-                f"An ensemble of {self.ensemble_size} with write quorum {self.write_quorum} and "
-                f"ack quorum {self.ack_quorum} is impossible: set ensemble size >= write quorum "
-                ">= ack quorum >= 1."
-            )
 
 
 class BookKeeperLedgerStore(LedgerStore):
@@ -115,15 +102,18 @@ class BookKeeperLedgerStore(LedgerStore):
         """See `LedgerStore`: the largest entry that fits into a frame."""
         return self._max_entry_bytes
 
-    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
+    async def create(
+        self, *, custom: Mapping[str, bytes], copies: Copies | None = None
+    ) -> WritableLedger:
         """See `LedgerStore`.  Raises `NotEnoughBookies`."""
         self._refuse_if_closed()
         options, services = self._options, self._services
-        bookies = services.choose_ensemble(options.ensemble_size, options.write_quorum)
+        copies = copies or options.copies
+        bookies = services.choose_ensemble(copies.ensemble_size, copies.write_quorum)
         metadata = LedgerMetadata(
-            ensemble_size=options.ensemble_size,
-            write_quorum=options.write_quorum,
-            ack_quorum=options.ack_quorum,
+            ensemble_size=copies.ensemble_size,
+            write_quorum=copies.write_quorum,
+            ack_quorum=copies.ack_quorum,
             ensembles=(Ensemble(0, bookies),),
             digest_type=options.digest_type,
             password=options.password,
@@ -198,7 +188,7 @@ class BookKeeperLedgerStore(LedgerStore):
             metadata = (await self._services.metadata.read(ledger_id)).metadata
         except UnreadableRecord:
             return LedgerDescription({}, None)
-        return LedgerDescription(metadata.custom, metadata.ctime_ms)
+        return LedgerDescription(metadata.custom, metadata.ctime_ms, metadata.text)
 
     async def close(self) -> None:
         """See `LedgerStore`.  Ledgers that are open stay open; the next `open` recovers them."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from magnetar.protocol.ids import LedgerId
 from magnetar.protocol.state_table import StateTable
-from storage.ledger.store import LedgerAssertion, LedgerError
+from storage.ledger.store import LedgerAssertion, LedgerError, record_text
 from storage.metadata.keys import children_range, name_of
 from storage.metadata.store import ABSENT, MetadataStore, Version, VersionConflict
 
@@ -70,6 +70,14 @@ class LedgerRecord:
     length: int = 0
     custom: Mapping[str, bytes] = field(default_factory=dict)
     unknown: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The record in the form of BookKeeper's tools.  There is one copy, on this disk."""
+        ended: Mapping[str, object] = {}
+        if self.state is LedgerState.CLOSED:
+            ended = {"length": self.length, "lastEntryId": self.last_entry_id}
+        return record_text({"ensembleSize": 1, "state": self.state.name, **ended}, self.custom)
 
     def moved(self, state: LedgerState, last_entry_id: int = -1, length: int = 0) -> "LedgerRecord":
         """The record in another state.  Raises `LedgerAssertion` if that is not allowed."""
@@ -141,6 +149,16 @@ def decode_record(value: bytes, ledger_id: int) -> LedgerRecord:
         raise _malformed(ledger_id, error) from error
 
 
+def _left_out_in(value: bytes) -> int:
+    """The number of ids that were left out.  Raises `LedgerError` if it is malformed."""
+    if value and not value.isdigit():
+        raise LedgerError(
+            f"The record {ID_GENERATOR} of the metadata store has {value[:40]!r}, which is no "
+            "number of ids: restore it."
+        )
+    return int(value or b"0")
+
+
 def stream_of(custom: Mapping[str, bytes]) -> str | None:
     """The ledger path of the topic that made a ledger; None of a health check's, which none reads.
 
@@ -195,26 +213,40 @@ class LedgerRecords:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._has_generator = False
+        self._left_out: int | None = None
+        """Ids that were left out; None until it is read."""
         self._last_parent = ""
 
     async def take_id(self, *, above: int) -> LedgerId:
         """An id that was never given, and is higher than `above`."""
-        # `idgen` is never deleted, and its number of modifications is the last id given.  A
-        # restored backup may be older than its log: `above` skips the ids that the log has.
-        if not self._has_generator:
+        # `idgen` is never deleted.  The last id given is its number of modifications and its value,
+        # the number of ids that were left out.  A restored backup may be older than its log:
+        # `above` leaves out the ids that the log has.
+        while True:
+            left_out = await self._read_left_out()
+            taken = await self._metadata.put(ID_GENERATOR, b"%d" % left_out if left_out else b"")
+            ledger_id = taken.modifications + left_out
+            if ledger_id > above:
+                return LedgerId(ledger_id)
+            self._left_out = left_out + above - ledger_id
+
+    async def leave_out(self, count: int) -> None:
+        """Give out no id of the next `count`."""
+        last = await self.last_id() or 0
+        await self.take_id(above=last + count)
+
+    async def _read_left_out(self) -> int:
+        if self._left_out is None:
             await self._put_absent(ROOT)
             await self._put_absent(ID_GENERATOR)
-            self._has_generator = True
-        while True:
-            taken = await self._metadata.put(ID_GENERATOR, b"")
-            if taken.modifications > above:
-                return LedgerId(taken.modifications)
+            found = await self._metadata.get(ID_GENERATOR)
+            self._left_out = 0 if found is None else _left_out_in(found.value)
+        return self._left_out
 
     async def last_id(self) -> int | None:
         """The last id given, None if this metadata store never gave one."""
         found = await self._metadata.get(ID_GENERATOR)
-        return None if found is None else found.modifications
+        return None if found is None else found.modifications + _left_out_in(found.value)
 
     async def create(self, ledger_id: int, record: LedgerRecord) -> StoredRecord:
         """A new record.  Raises `VersionConflict` if there is one."""

@@ -42,6 +42,8 @@ from storage.ledger.local.sealing import Sealer
 from storage.ledger.local.verification import Verifier
 from storage.ledger.local.writer import LogWriter
 from storage.ledger.store import (
+    ONE_COPY,
+    Copies,
     LedgerDescription,
     LedgerError,
     LedgerFenced,
@@ -169,6 +171,10 @@ class LocalLedgerStore(LedgerStore):
         if not verified:
             self._verifier.start(frozenset(records))
 
+    async def leave_out_ids(self, count: int) -> None:
+        """Give no ledger an id of the next `count`.  Raises `MetadataError`."""
+        await self._records.leave_out(count)
+
     async def _verify_before_start(self, living: AbstractSet[int]) -> bool:
         """Read everything through if the operator wants no start without what was lost."""
         # A loss that is known already is enough to refuse the start.
@@ -238,9 +244,16 @@ class LocalLedgerStore(LedgerStore):
         """See `LedgerStore`."""
         return bounds.LEDGER_ENTRY_BYTES
 
-    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
-        """See `LedgerStore`."""
+    async def create(
+        self, *, custom: Mapping[str, bytes], copies: Copies | None = None
+    ) -> WritableLedger:
+        """See `LedgerStore`.  There is one copy of each entry."""
         self._refuse_if_closed()
+        if copies not in (None, ONE_COPY):
+            raise LedgerError(
+                f"{copies} cannot be made: the ledgers of a data directory have one copy; ask for "
+                "one, or run brokers with bookies."
+            )
         record = LedgerRecord(LedgerState.OPEN, self._clock.now_ms(), custom=dict(custom))
         while True:
             ledger_id = await self._records.take_id(above=self._files.max_ledger_at_start)
@@ -308,7 +321,7 @@ class LocalLedgerStore(LedgerStore):
     async def describe(self, ledger_id: LedgerId) -> LedgerDescription:
         """See `LedgerStore`."""
         record = (await self._stored(ledger_id)).record
-        return LedgerDescription(record.custom, record.created_ms)
+        return LedgerDescription(record.custom, record.created_ms, record.text)
 
     def require_whole(self, stream: str, ledger_ids: Iterable[int]) -> None:
         """See `LedgerStore`."""

@@ -16,7 +16,7 @@ from storage.ledger.bookkeeper.digest import Digest, OpenedEntry, master_key
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, DigestType, LedgerMetadata
 from storage.ledger.bookkeeper.open import open_bookkeeper
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
-from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
+from storage.ledger.store import Copies, LedgerError, ReadableLedger, WritableLedger
 from storage.metadata.access import StoreAccess
 from tests.servers.bookie_part import MAX_FRAME_BYTES
 
@@ -55,7 +55,9 @@ async def store_at(
         uri,
         SystemClock(),
         random.Random(),
-        ledgers=BookKeeperOptions(*quorums, seal.digest_type, seal.password, MAX_FRAME_BYTES),
+        ledgers=BookKeeperOptions(
+            Copies(*quorums), seal.digest_type, seal.password, MAX_FRAME_BYTES
+        ),
         bookies=BookieOptions(
             request_timeout_s=request_timeout_s, max_frame_bytes=MAX_FRAME_BYTES, auth=auth
         ),

@@ -16,7 +16,7 @@ from storage.ledger.bookkeeper.bookie_options import BookieOptions
 from storage.ledger.bookkeeper.ledger_metadata import DigestType
 from storage.ledger.bookkeeper.open import open_bookkeeper
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
-from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
+from storage.ledger.store import Copies, LedgerError, ReadableLedger, WritableLedger
 from storage.metadata.access import StoreAccess
 
 REQUEST_TIMEOUT_S = 20.0
@@ -32,7 +32,7 @@ async def store_on(uri: str, quorums: Quorums) -> AsyncIterator[BookKeeperLedger
         uri,
         SystemClock(),
         random.Random(),
-        ledgers=BookKeeperOptions(*quorums, DigestType.CRC32C, b"secret"),
+        ledgers=BookKeeperOptions(Copies(*quorums), DigestType.CRC32C, b"secret"),
         bookies=BookieOptions(request_timeout_s=REQUEST_TIMEOUT_S),
         access=StoreAccess(),
     )

@@ -54,8 +54,11 @@ async def opened(server: ZooKeeperServer, chroot: str) -> AsyncIterator[ZooKeepe
 
 @pytest.fixture
 async def own_server(java_parts: Path, tmp_path: Path) -> AsyncIterator[ZooKeeperServer]:
-    """A server that the test may break."""
-    server = ZooKeeperServer(tmp_path / "zookeeper")
+    """A server that the test may break, with sessions of up to a minute.
+
+    On a busy machine it takes longer to start than its sessions usually last.
+    """
+    server = ZooKeeperServer(tmp_path / "zookeeper", tick_ms=3000)
     try:
         await server.start()
         yield server

@@ -29,7 +29,7 @@ from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOpt
 from storage.ledger.local.disk import RealDisk
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
-from storage.ledger.store import LedgerStore
+from storage.ledger.store import Copies, LedgerStore
 from storage.metadata.memory import MemoryMetadataStore
 from tests.servers.bookie_cluster import BookieCluster
 from tests.servers.bookie_part import MAX_FRAME_BYTES
@@ -125,9 +125,7 @@ class BookKeeperBackend:
 
     async def _started(self) -> BookKeeperLedgerStore:
         self._running = metadata, bookies = self._doors()
-        options = BookKeeperOptions(
-            ensemble_size=3, write_quorum=3, ack_quorum=2, frame_bytes=MAX_FRAME_BYTES
-        )
+        options = BookKeeperOptions(Copies(3, 3, 2), frame_bytes=MAX_FRAME_BYTES)
         store = BookKeeperLedgerStore(metadata, bookies, SystemClock(), random.Random(3), options)
         await store.start()
         return store

@@ -9,6 +9,8 @@ import pytest
 from magnetar.protocol.ids import LedgerId
 from storage.clock import SystemClock
 from storage.ledger.store import (
+    ONE_COPY,
+    Copies,
     EntryTooLarge,
     LedgerClosed,
     LedgerError,
@@ -47,6 +49,16 @@ async def test_a_ledger_says_how_it_was_made_until_it_is_deleted(store: LedgerSt
     await store.delete(ledger.ledger_id)
     with pytest.raises(NoSuchLedger):
         await store.describe(ledger.ledger_id)
+
+
+async def test_a_ledger_is_made_with_one_copy_on_request_but_not_with_more_than_there_can_be(
+    store: LedgerStore,
+) -> None:
+    ledger = await store.create(custom={}, copies=ONE_COPY)
+    await append_all(ledger, [b"entry"])
+    assert await read_all(ledger) == [b"entry"]
+    with pytest.raises(LedgerError):
+        await store.create(custom={}, copies=Copies(99, 2, 2))
 
 
 async def test_ids_are_given_at_once_and_callbacks_come_in_order(store: LedgerStore) -> None:

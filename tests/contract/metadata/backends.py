@@ -23,8 +23,8 @@ from tests.servers.oxia_part import OxiaServer
 from tests.servers.zookeeper_part import ZooKeeperServer
 from tests.support.empty_oxia import empty_oxia
 from tests.support.fake_oxia import FakeOxia, World
+from tests.support.waiting import TIMEOUT_S
 
-PATIENCE_S = 20
 """How long a test waits for what must come."""
 
 
@@ -149,7 +149,7 @@ def on_part(backend: Backend, part: object) -> Backend:
 
 async def next_event(watch: Watch) -> Event:
     """The next event, or a failed test if none comes."""
-    return await asyncio.wait_for(anext(watch), PATIENCE_S)
+    return await asyncio.wait_for(anext(watch), TIMEOUT_S)
 
 
 async def events_until(watch: Watch, last: Callable[[Event], bool]) -> list[Event]:

@@ -27,7 +27,10 @@ from storage.metadata.store import (
     VersionConflict,
     Watch,
 )
-from tests.contract.metadata.backends import PATIENCE_S, Backend
+from tests.contract.metadata.backends import (
+    Backend,
+)
+from tests.support.waiting import TIMEOUT_S
 
 T = TypeVar("T")
 
@@ -72,7 +75,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def run(self, awaitable: Awaitable[T]) -> T:
         async def bounded() -> T:
-            return await asyncio.wait_for(awaitable, PATIENCE_S)
+            return await asyncio.wait_for(awaitable, TIMEOUT_S)
 
         return self.runner.run(bounded())
 

@@ -12,7 +12,11 @@ from storage.metadata.store import (
     MetadataStore,
     SessionLost,
 )
-from tests.contract.metadata.backends import PATIENCE_S, Backend, next_event
+from tests.contract.metadata.backends import (
+    Backend,
+    next_event,
+)
+from tests.support.waiting import TIMEOUT_S
 
 LONG_MS = 120_000
 
@@ -113,7 +117,7 @@ async def test_a_frozen_process_loses_its_session(store: MetadataStore, backend:
     await store.put("/e/b", b"", session=kept)
     watch = store.watch_key("/e/a")
     time.sleep(backend.shortest_session_ms * 2 / 1000)
-    await asyncio.wait_for(session.wait_lost(), PATIENCE_S)
+    await asyncio.wait_for(session.wait_lost(), TIMEOUT_S)
     assert session.lost
     event = await next_event(watch)
     assert event.kind is EventKind.REMOVED
@@ -129,7 +133,7 @@ async def test_sessions_end_with_the_store(store: MetadataStore) -> None:
     session = await store.open_session(timeout_ms=LONG_MS, identity="one")
     waiting = asyncio.ensure_future(session.wait_lost())
     await store.close()
-    await asyncio.wait_for(waiting, PATIENCE_S)
+    await asyncio.wait_for(waiting, TIMEOUT_S)
     assert session.lost
 
 

@@ -14,7 +14,12 @@ from storage.metadata.store import (
     MetadataStore,
     VersionConflict,
 )
-from tests.contract.metadata.backends import PATIENCE_S, brief, events_until, next_event
+from tests.contract.metadata.backends import (
+    brief,
+    events_until,
+    next_event,
+)
+from tests.support.waiting import TIMEOUT_S
 
 LONG_MS = 120_000
 LEVEL = ("/n/", "/n//")
@@ -69,7 +74,7 @@ async def test_every_count_of_every_client_counts(clients: Clients) -> None:
 
     keys = [f"/c/{n}" for n in range(4)]
     counting = [count(store, key) for store in clients for key in keys]
-    conflicts = await asyncio.wait_for(asyncio.gather(*counting), PATIENCE_S)
+    conflicts = await asyncio.wait_for(asyncio.gather(*counting), TIMEOUT_S)
     assert sum(conflicts) > 0
     for key in keys:
         record = await clients[0].get(key, fresh=True)

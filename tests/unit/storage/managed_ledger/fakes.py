@@ -19,6 +19,7 @@ from magnetar.protocol.server_error import MagnetarError
 from storage.clock import Clock
 from storage.ledger.store import (
     AppendCallback,
+    Copies,
     LedgerBusy,
     LedgerDescription,
     LedgerError,
@@ -33,7 +34,7 @@ from storage.ledger.store import (
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.ledger import ManagedLedger
-from storage.managed_ledger.types import Entry, Limits
+from storage.managed_ledger.types import Entry, Limits, Persistence
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
     IndexEntry,
@@ -179,6 +180,8 @@ class FakeLedgerStore(LedgerStore):
         self.fault: AppendFault | None = None
         self.errors: dict[str, deque[MagnetarError | None]] = {}
         self.gates: dict[str, asyncio.Event] = {}
+        self.copies: list[Copies | None] = []
+        """Copies that were asked for each ledger, in the order of creation."""
         self.crashed: set[FakeLedger] = set()
 
     def fail(self, operation: str, *errors: MagnetarError | None) -> None:
@@ -237,9 +240,12 @@ class FakeLedgerStore(LedgerStore):
     def max_entry_bytes(self) -> int:
         return self.most_bytes
 
-    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
+    async def create(
+        self, *, custom: Mapping[str, bytes], copies: Copies | None = None
+    ) -> WritableLedger:
         await self.gate("create")
         self.take_error("create")
+        self.copies.append(copies)
         ledger_id = LedgerId(self.next_id)
         self.next_id += 1
         stored = self.ledgers[ledger_id] = _Stored(custom, self.clock.now_ms())
@@ -358,9 +364,11 @@ class ProcessLedgers(FakeLedgerStore):
     def max_entry_bytes(self) -> int:
         return self._store.most_bytes
 
-    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
+    async def create(
+        self, *, custom: Mapping[str, bytes], copies: Copies | None = None
+    ) -> WritableLedger:
         await self._process.alive()
-        ledger = await self._store.create(custom=custom)
+        ledger = await self._store.create(custom=custom, copies=copies)
         await self._process.alive()
         return ledger
 
@@ -369,6 +377,10 @@ class ProcessLedgers(FakeLedgerStore):
         ledger = await self._store.open(ledger_id)
         await self._process.alive()
         return ledger
+
+    async def open_no_recovery(self, ledger_id: LedgerId) -> ReadableLedger:
+        await self._process.alive()
+        return await self._store.open_no_recovery(ledger_id)
 
     async def delete(self, ledger_id: LedgerId) -> None:
         await self._process.alive()
@@ -392,6 +404,8 @@ class World:
         self.metadata = FaultyMetadata(self.clock)
         self.ledgers = FakeLedgerStore(self.clock)
         self.limits = limits
+        self.persistence: dict[str, Persistence] = {}
+        """The policies of streams, by name."""
         self.factory = self.new_factory()
 
     def new_factory(self) -> ManagedLedgerFactory:
@@ -401,6 +415,7 @@ class World:
             ProcessLedgers(self.process, self.ledgers),
             self.clock,
             self.limits,
+            persistence=lambda name: self.persistence.get(name, Persistence()),
         )
 
     async def open(self, name: str = NAME) -> ManagedLedger:

@@ -1,11 +1,14 @@
 """Appending, reading back, rolling over, and every way a write can fail."""
 
 import asyncio
+from collections import Counter
+from functools import partial
 
 import pytest
 
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from storage.ledger.store import (
+    Copies,
     DiskFull,
     EntryTooLarge,
     LedgerAssertion,
@@ -22,7 +25,8 @@ from storage.managed_ledger.types import (
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
-from tests.support.waiting import until
+from tests.support.bounds import set_bound
+from tests.support.waiting import count_turns, until
 from tests.unit.storage.managed_ledger.fakes import (
     SMALL,
     AppendFault,
@@ -76,6 +80,48 @@ async def test_callbacks_in_order_then_listeners_once_for_each_group() -> None:
     remove()
     await publish(ledger, 1)
     assert len(seen) == 4
+
+
+async def test_many_listeners_are_called_in_slices_and_a_second_group_starves_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "LISTENERS_CALLED_AT_ONCE", 2)
+    ledger = await World(Limits()).open()
+    await publish(ledger, 1)
+    calls: list[tuple[int, int]] = []
+    turn = count_turns()
+    confirmed: list[int] = []
+
+    def listener(number: int) -> None:
+        calls.append((turn(), number))
+        if calls == [calls[0]]:
+            ledger.append(b"second", lambda _, __: confirmed.append(len(calls)))
+
+    removals = [ledger.on_append(partial(listener, number)) for number in range(40)]
+    ledger.append(b"first", lambda _, __: removals[38]())
+    await until(lambda: confirmed and len(calls) >= 39 + confirmed[0])
+    await settle()
+    assert 2 <= confirmed[0] < 38, "the second group came while listeners were called"
+    assert [number for _, number in calls] == [*range(38), 39, *range(confirmed[0])]
+    assert max(Counter(at for at, _ in calls).values()) == 2
+
+
+async def test_few_listeners_are_called_in_the_turn_of_the_publish_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "LISTENERS_CALLED_AT_ONCE", 2)
+    ledger = await World(Limits()).open()
+    called: list[int] = []
+    for number in range(2):
+        ledger.on_append(partial(called.append, number))
+    at_callback: list[int] = []
+
+    def done(_: Position | None, __: object) -> None:
+        asyncio.get_running_loop().call_soon(lambda: at_callback.extend(called))
+
+    ledger.append(b"x", done)
+    await until(lambda: bool(at_callback))
+    assert at_callback == [0, 1]
 
 
 async def test_a_callback_that_raises_keeps_nobody_from_theirs() -> None:
@@ -324,10 +370,10 @@ async def test_a_ledger_that_stores_nothing_is_tried_a_few_times_only() -> None:
     broken = True
     original = world.ledgers.create
 
-    async def create(*, custom: dict[str, bytes]) -> object:
+    async def create(*, custom: dict[str, bytes], copies: Copies | None = None) -> object:
         if broken:
             world.ledgers.fault = Always()  # type: ignore[assignment]
-        return await original(custom=custom)
+        return await original(custom=custom, copies=copies)
 
     world.ledgers.create = create  # type: ignore[method-assign, assignment]
     outcomes = Outcomes()

@@ -233,6 +233,7 @@ async def test_a_compaction_of_which_nothing_is_left_has_no_ledger() -> None:
         assert await compacted_contents(stream) == []
         assert set(await world.ledgers.list_ledgers()) == await named(world)
         stream = await world.crash()
+    await stream.close()
 
 
 async def test_deleting_the_stream_deletes_its_compacted_ledger() -> None:
@@ -266,6 +267,7 @@ async def test_reads_begin_at_or_after_their_start() -> None:
         (Position(4, 6), 4),
     ):
         assert await from_(start) == PLACES[first:]
+    await stream.close()
 
 
 async def test_it_survives_restarts_of_the_embedded_stores(tmp_path: Path) -> None:

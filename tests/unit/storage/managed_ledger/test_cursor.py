@@ -1,6 +1,7 @@
 """Cursors: against a model in any order of operations, and the way they are kept."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,13 +20,14 @@ from storage.managed_ledger.types import (
     CursorExists,
     CursorNotFound,
     Limits,
+    ManagedLedgerClosed,
     ManagedLedgerFenced,
     ManagedLedgerState,
 )
 from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.effort import by_effort
-from tests.support.waiting import until
+from tests.support.waiting import count_turns, until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     SMALL,
@@ -147,6 +149,8 @@ class CursorModel(RuleBasedStateMachine):
             following = [position for position in open_ones if position >= start]
             found = cursor.first_unacknowledged(start)
             assert found == following[0] if following else found > self.ledger.last_confirmed
+        assert [cursor.nth_unacknowledged(1 + at) for at in range(len(open_ones))] == open_ones
+        assert cursor.nth_unacknowledged(len(open_ones) + 1) > self.ledger.last_confirmed
         first_open = open_ones[0] if open_ones else LATEST
         assert cursor.mark_delete < first_open
         done = [position for position in self.left if position < first_open]
@@ -209,10 +213,11 @@ async def test_acknowledging_over_the_ends_of_ledgers() -> None:
     cursor.acknowledge_up_to(LATEST)
     assert cursor.mark_delete == positions[-1]
     assert cursor.backlog == 0
+    await ledger.close()
 
 
 async def test_acknowledging_a_missing_position_changes_nothing() -> None:
-    _, _, cursor = await open_with(12)
+    _, ledger, cursor = await open_with(12)
     for nowhere in (Position(1, 10), Position(2, 2), Position(9, 0), Position(-1, 0), EARLIEST):
         assert not cursor.acknowledge(nowhere)
         assert not cursor.acknowledge_batch(nowhere, [1], 2)
@@ -220,14 +225,16 @@ async def test_acknowledging_a_missing_position_changes_nothing() -> None:
     assert cursor.backlog == 12
     cursor.acknowledge_up_to(Position(1, 99))
     assert cursor.backlog == 2
+    await ledger.close()
 
 
 async def test_a_whole_ack_set_changes_nothing() -> None:
-    _, _, cursor = await open_with(1)
+    _, ledger, cursor = await open_with(1)
     assert not cursor.acknowledge_batch(Position(1, 0), [0b111], 3)
     assert cursor.ack_set(Position(1, 0)) is None
     assert cursor.acknowledge_batch(Position(1, 0), [0b1000], 3), "bits past the batch do not count"
     assert cursor.backlog == 0
+    await ledger.close()
 
 
 async def test_acknowledgements_are_durable_by_themselves_and_timers_end() -> None:
@@ -290,6 +297,20 @@ async def test_cursor_ledgers_roll_over(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(world.ledgers.ledgers) == 2
     assert world.ledgers.next_id == 5
     assert (await world.crash()).cursors["s"].backlog == 1
+
+
+async def test_a_cursor_ledger_ends_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "CURSOR_INLINE_WRITES", 0)
+    world, _, cursor = await open_with(9, Limits(cursor_flush_ms=10**6))
+    cursor.acknowledge(Position(1, 0))
+    await cursor.persist()
+    (cursor_ledger,) = set(world.ledgers.ledgers) - {1}
+    set_bound(monkeypatch, "CURSOR_LEDGER_BYTES", 1)
+    cursor.acknowledge(Position(1, 1))
+    await cursor.persist()
+    assert len(world.ledgers.ledgers) == 2
+    assert cursor_ledger not in world.ledgers.ledgers
+    assert (await world.crash()).cursors["s"].backlog == 7
 
 
 async def test_a_failed_cursor_write_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,14 +433,68 @@ async def test_a_cancelled_persist_does_not_cancel_the_write() -> None:
 async def test_properties_last() -> None:
     world, ledger, _ = await open_with(2, Limits(cursor_flush_ms=10**6))
     cursor = await ledger.open_cursor("p", EARLIEST, properties={"a": "1"})
-    await cursor.set_properties({"b": "2", "c": "3"})
+    await cursor.replace_properties({"a": "1", "b": "2", "c": "3"})
     cursor.acknowledge(Position(1, 0))
-    await cursor.set_properties({"c": None})
+    await cursor.replace_properties({"a": "1", "b": "2"})
     world.metadata.faults.append(("/p", False))
     with pytest.raises(MetadataError):
-        await cursor.set_properties({"x": "lost"})
+        await cursor.replace_properties({"x": "lost"})
     assert cursor.properties == {"a": "1", "b": "2"}
     assert (await world.crash()).cursors["p"].properties == {"a": "1", "b": "2"}
+
+
+async def test_changes_of_properties_at_once_lose_none() -> None:
+    world, ledger, _ = await open_with(2)
+    cursor = await ledger.open_cursor("p", EARLIEST, properties={"a": "1"})
+    await asyncio.gather(cursor.replace_properties({"b": "2"}), cursor.set_replicated(True))
+    assert (dict(cursor.properties), cursor.replicated) == ({"b": "2"}, True)
+    await asyncio.gather(cursor.set_replicated(False), cursor.replace_properties({"c": "3"}))
+    assert (dict(cursor.properties), cursor.replicated) == ({"c": "3"}, False)
+    assert (await world.crash()).cursors["p"].properties == {"c": "3"}
+
+
+async def test_a_note_of_replication_outlives_a_crash_and_goes_with_the_flag() -> None:
+    world, ledger, _ = await open_with(2)
+    cursor = await ledger.open_cursor("p", EARLIEST, replicated=True, replication_note='{"a": 1}')
+    await cursor.replace_properties({"b": "2"})
+    found = (await world.crash()).cursors["p"]
+    assert (dict(found.properties), found.replication_note) == ({"b": "2"}, '{"a": 1}')
+    await asyncio.gather(
+        found.change_replication_note(lambda note: note + "x"),
+        found.change_replication_note(lambda note: note + "y"),
+    )
+    found = (await world.crash()).cursors["p"]
+    assert (found.replicated, found.replication_note) == (True, '{"a": 1}xy')
+    # What is noted later does not bring it back.
+    await asyncio.gather(found.set_replicated(False), found.change_replication_note(str.upper))
+    found = (await world.crash()).cursors["p"]
+    assert (found.replicated, found.replication_note) == (False, "")
+
+
+async def test_properties_do_not_bring_a_deleted_cursor_back() -> None:
+    world, ledger, _ = await open_with(2)
+    cursor = await ledger.open_cursor("p", EARLIEST)
+    deleted, changed = await asyncio.gather(
+        ledger.delete_cursor("p"), cursor.replace_properties({"a": "1"}), return_exceptions=True
+    )
+    assert deleted is None
+    assert isinstance(changed, CursorNotFound)
+    with pytest.raises(CursorNotFound):
+        await cursor.set_replicated(True)
+    again = await ledger.open_cursor("p", LATEST)
+    again.acknowledge_up_to(LATEST)
+    await again.persist()
+    await ledger.delete_cursor("p")
+    assert "p" not in (await world.crash()).cursors
+
+
+async def test_properties_are_not_written_behind_the_end_of_a_ledger() -> None:
+    world, ledger, _ = await open_with(2)
+    cursor = await ledger.open_cursor("p", EARLIEST)
+    await ledger.close()
+    with pytest.raises(ManagedLedgerClosed):
+        await cursor.replace_properties({"a": "1"})
+    assert not (await world.crash()).cursors["p"].properties
 
 
 async def test_readers_leave_nothing_and_share_the_names() -> None:
@@ -524,6 +599,71 @@ async def test_records_written_by_pulsar_are_understood() -> None:
     assert not cursor.is_acknowledged(Position(1, 7))
 
 
+@pytest.mark.parametrize("inline", [True, False])
+async def test_position_where_a_cursor_began_outlives_a_crash(inline: bool) -> None:
+    world = World(SMALL)
+    ledger = await world.factory.open(NAME)
+    await publish(ledger, 2)
+    cursor = await ledger.open_cursor("s", LATEST, begins=True)
+    cursor._store._inline_writes = 0 if inline else bounds.CURSOR_INLINE_WRITES  # type: ignore[union-attr]
+    began = ledger.last_confirmed
+    assert cursor.began == began
+    await publish(ledger, 3)
+    cursor.acknowledge(ledger.next_position(began))
+    await cursor.persist()
+    loaded = (await world.crash()).cursors["s"]
+    assert (loaded.began, loaded.backlog) == (began, 2)
+
+
+@pytest.mark.parametrize("whose", ["here", "there"])
+async def test_what_another_incarnation_got_is_passed_over(whose: str) -> None:
+    world = World(SMALL)
+    ledger = await world.factory.open(NAME)
+    cursor = await ledger.open_cursor("s", EARLIEST, begins=True)
+    await publish(ledger, 4)
+    first = ledger.entry_at(0)
+    note = cursor.send_as if whose == "here" else cursor.send_to
+    note(1)
+    cursor.acknowledge(first)
+    assert cursor.began == EARLIEST
+    third = ledger.entry_at(2)
+    cursor.acknowledge(third)
+    note(2)
+    await cursor.persist()
+    loaded = (await world.crash()).cursors["s"]
+    noted = loaded.sent_as if whose == "here" else loaded.sent_to
+    assert (loaded.began, noted, loaded.backlog) == (third, 2, 2)
+
+
+async def test_what_a_cursor_passed_over_behind_its_mark_outlives_a_crash() -> None:
+    world = World(SMALL)
+    ledger = await world.factory.open(NAME)
+    cursor = await ledger.open_cursor("s", EARLIEST, begins=True)
+    await publish(ledger, 3)
+    last = ledger.last_confirmed
+    cursor.pass_over(last)
+    cursor.acknowledge(last)
+    await cursor.persist()
+    loaded = (await world.crash()).cursors["s"]
+    assert (loaded.began, loaded.backlog) == (last, 2)
+
+
+async def test_position_where_a_cursor_began_moves_with_what_it_passes_over() -> None:
+    world = World(SMALL)
+    ledger = await world.factory.open(NAME)
+    cursor = await ledger.open_cursor("s", EARLIEST, begins=True)
+    plain = await ledger.open_cursor("plain", EARLIEST)
+    await publish(ledger, 3)
+    for each in (cursor, plain):
+        await each.reset(LATEST)
+    assert (cursor.began, plain.began) == (ledger.last_confirmed, None)
+    await cursor.reset(EARLIEST)
+    loaded = (await world.crash()).cursors
+    # What was passed over is not sent after a seek back either.
+    assert loaded["s"].began == ledger.last_confirmed
+    assert loaded["plain"].began is None
+
+
 async def test_many_acknowledgements_out_of_order() -> None:
     count = by_effort(quick=20_000, whole=100_000, nightly=100_000)
     _, _, cursor = await open_with(count, Limits(cursor_flush_ms=10**6))
@@ -557,3 +697,37 @@ async def test_time_of_the_last_use_outlives_a_crash_and_acknowledgements_do_not
     ledger.cursors["s"].set_unused_since(None)
     ledger = await world.restart()
     assert ledger.cursors["s"].unused_since_ms is None
+
+
+async def test_many_cursors_are_loaded_closed_and_released_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "CURSORS_AT_ONCE", 2)
+    world = World()
+    ledger = await world.open()
+    names = [f"s{number}" for number in range(20)]
+    for name in names:
+        await ledger.open_cursor(name, EARLIEST)
+    turn = count_turns()
+    turns: dict[str, list[int]] = {"close": [], "snapshot": [], "restore": []}
+
+    def count(method: str) -> None:
+        original = getattr(Cursor, method)
+
+        def counted(cursor: Cursor, *given: object) -> object:
+            turns[method].append(turn())
+            return original(cursor, *given)
+
+        monkeypatch.setattr(Cursor, method, counted)
+
+    for method in turns:
+        count(method)
+    await ledger.close()
+    assert len(turns["close"]) == 20
+    ledger = await world.open()
+    assert sorted(ledger.cursors) == sorted(names)
+    assert len(turns["restore"]) == 20
+    most = {method: max(Counter(each).values()) for method, each in turns.items()}
+    # A cursor that is closed takes a snapshot for its record, and one to be kept instead of it.
+    assert most == {"close": 2, "snapshot": 4, "restore": 2}
+    await ledger.close()

@@ -1,6 +1,7 @@
 """Terminating, trimming, and properties, with crashes at every step."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -56,13 +57,14 @@ async def test_terminate_waits_for_what_was_taken_and_seals_for_ever() -> None:
             ledger.append(b"late", lambda *_: None)
 
 
-@pytest.mark.parametrize("seals", [True, False])
+@pytest.mark.parametrize("what", ["end", "properties", "properties of a cursor"])
 async def test_cancelled_write_does_not_fence_the_close(
-    monkeypatch: pytest.MonkeyPatch, seals: bool
+    monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     world = World()
     ledger = await world.open()
     end = (await publish(ledger, 3))[-1]
+    cursor = await ledger.open_cursor("s", EARLIEST)
     put, held, queue = world.metadata.put, asyncio.Event(), asyncio.Lock()
     asked: list[str] = []
 
@@ -79,11 +81,15 @@ async def test_cancelled_write_does_not_fence_the_close(
         return await asyncio.shield(put_in_turn(key, value, expect))
 
     monkeypatch.setattr(world.metadata, "put", put_later)
-    writing = asyncio.ensure_future(
-        ledger.terminate() if seals else ledger.set_properties({"a": "1"})
-    )
+    writes: dict[str, Callable[[], Awaitable[object]]] = {
+        "end": ledger.terminate,
+        "properties": lambda: ledger.set_properties({"a": "1"}),
+        "properties of a cursor": lambda: cursor.set_replicated(True),
+    }
+    writing = asyncio.ensure_future(writes[what]())
     await until(lambda: asked, poll_s=0)
     writing.cancel()
+    cursor.acknowledge(end)
     with capture_logs() as logged:
         closing = asyncio.ensure_future(ledger.close())
         await settle()
@@ -93,8 +99,9 @@ async def test_cancelled_write_does_not_fence_the_close(
     with pytest.raises(asyncio.CancelledError):
         await writing
     ledger = await world.crash()
-    assert (ledger.state is ManagedLedgerState.TERMINATED) is seals
-    assert (ledger.properties == {"a": "1"}) is not seals
+    assert (ledger.state is ManagedLedgerState.TERMINATED) is (what == "end")
+    assert (ledger.properties == {"a": "1"}) is (what == "properties")
+    assert ledger.cursors["s"].replicated is (what == "properties of a cursor")
     assert ledger.last_confirmed == end
 
 
@@ -306,6 +313,7 @@ async def test_an_entry_that_went_is_not_acknowledged_any_more() -> None:
     for position in positions:
         assert not cursor.acknowledge(position)
     assert cursor.backlog == 0
+    await ledger.close()
 
 
 async def test_a_stream_whose_ledgers_all_went_goes_on() -> None:
@@ -327,6 +335,7 @@ async def test_a_stream_whose_ledgers_all_went_goes_on() -> None:
     assert cursor.first_unacknowledged(EARLIEST) == position
     assert cursor.acknowledge(position)
     assert ledger.read_cached(cursor.first_unacknowledged(EARLIEST), 10, 100) == []
+    await ledger.close()
 
 
 async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
@@ -344,6 +353,7 @@ async def test_retention_keeps_consumed_ledgers_and_may_change() -> None:
     policy[0] = None
     await ledger.trim()
     assert len(ledger.ledgers) == 1
+    await ledger.close()
 
 
 async def test_time_alone_drops_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,6 +416,57 @@ async def test_a_crash_at_each_step_of_trimming() -> None:
         assert len(await contents(await world.open())) == 5
 
     await crash_at_each_step(prepare, ManagedLedger.trim, check)
+
+
+async def truncate(ledger: ManagedLedger) -> None:
+    await ledger.end_ledger()
+    await ledger.drop_up_to(LATEST)
+
+
+async def test_a_truncation_ends_the_open_ledger_and_leaves_what_a_cursor_has_not_read() -> None:
+    world = World()
+    ledger = await world.factory.open(NAME, retention=lambda: Retention(-1, -1))
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    cursor.acknowledge_up_to(positions[21])
+    await truncate(ledger)
+    assert data_of(await contents(ledger)) == numbered(25)[20:]
+    cursor.acknowledge_up_to(LATEST)
+    await truncate(ledger)
+    assert (ledger.entry_count, ledger.total_size_bytes, cursor.backlog) == (0, 0, 0)
+    await until(lambda: not world.ledgers.ledgers)
+    (position,) = await publish(ledger, 1)
+    assert position > positions[-1]
+    assert cursor.backlog == 1
+    await ledger.close()
+
+
+async def test_a_ledger_with_entries_behind_the_last_one_to_drop_stays_without_cursors() -> None:
+    world = World()
+    ledger = await world.factory.open(NAME, retention=lambda: Retention(-1, -1))
+    positions = await publish(ledger, 25)
+    await ledger.end_ledger()
+    await ledger.drop_up_to(positions[21])
+    assert data_of(await contents(ledger)) == numbered(25)[20:]
+
+
+async def test_a_crash_at_each_step_of_a_truncation() -> None:
+    async def prepare(_: World, ledger: ManagedLedger) -> None:
+        ledger.use_retention(lambda: Retention(-1, -1))
+        cursor = await ledger.open_cursor("s", EARLIEST)
+        await publish(ledger, 25)
+        cursor.acknowledge_up_to(LATEST)
+        await cursor.persist()
+
+    async def check(world: World, ledger: ManagedLedger, finished: bool, step: int) -> None:
+        assert ledger.cursors["s"].backlog == 0, step
+        assert not (finished and ledger.entry_count)
+        (position,) = await publish(ledger, 1)
+        assert position.ledger_id > 3, step
+        assert ledger.cursors["s"].backlog == 1, step
+        await world.factory.close()
+
+    await crash_at_each_step(prepare, truncate, check)
 
 
 # Properties

@@ -17,7 +17,7 @@ from storage.offload.cold_ledgers import ColdLedgers
 from storage.offload.context import Location, OffloadContext
 from storage.offload.errors import OffloadedDataLost, OffloadFailed
 from storage.offload.objects import Objects, StoredObject
-from tests.support.waiting import end, until
+from tests.support.waiting import TIMEOUT_S, end, until
 from tests.unit.storage.managed_ledger.fakes import (
     NAME,
     Process,
@@ -304,7 +304,7 @@ async def test_a_place_that_does_not_answer_holds_nobody_up(world: ColdWorld) ->
     await settle()
     await publish(ledger, 30)
     assert len(ledger.ledgers) == 7, "rolled over"
-    await asyncio.wait_for(world.factory.unload(NAME), 10)
+    await asyncio.wait_for(world.factory.unload(NAME), TIMEOUT_S)
     with pytest.raises(ManagedLedgerClosed):
         await dropping
     assert data_of(await contents(await world.open()))[:35] == numbered(35)
@@ -316,7 +316,7 @@ async def test_copies_that_cannot_be_deleted_now_hold_nobody_up(world: ColdWorld
     world.place.answers.clear()
     ledger.cursors["hold"].acknowledge_up_to(Position(ledger.ledgers[1].ledger_id, 9))
     await until(lambda: len(ledger.ledgers) == 2)
-    await asyncio.wait_for(world.factory.unload(NAME), 10)
+    await asyncio.wait_for(world.factory.unload(NAME), TIMEOUT_S)
     world.place.answers.set()
     assert len(await world.orphans()) == 4
     assert data_of(await contents(await world.open())) == numbered(35)[20:]

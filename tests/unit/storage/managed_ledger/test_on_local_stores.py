@@ -214,3 +214,4 @@ async def test_a_random_life(local: Local, seed: int) -> None:
         assert ledger.cursors["s"].backlog == len(left)
     assert [entry.position for entry in await contents(ledger)] == known
     await settle()
+    await ledger.close()

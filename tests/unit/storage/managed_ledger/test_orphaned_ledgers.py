@@ -239,6 +239,7 @@ async def test_a_subscription_does_not_name_a_ledger_that_took_an_hour_to_make(
     await asyncio.wait({writing})
     assert left not in await named(world)
     assert left not in world.ledgers.ledgers
+    await ledger.close()
 
 
 async def test_where_the_stores_are_not_shared_the_start_deletes_orphans() -> None:

@@ -63,6 +63,25 @@ def test_positions_are_found_by_rank_and_neighbour(
     assert not positions or ledgers.end > positions[-1]
 
 
+@given(SHAPES, ANYWHERE, st.integers(0, 250))
+def test_sizes_and_positions_are_found_from_the_end(
+    shape: list[tuple[int, int]], at: Position, size_bytes: int
+) -> None:
+    ledgers, positions = map_of(shape)
+    assert ledgers.size_after(at) == 10 * len([each for each in positions if each > at])
+    newest = positions[max(0, len(positions) - size_bytes // 10) :]
+    assert ledgers.with_size_after(size_bytes) == (newest[0] if newest else ledgers.end)
+
+
+def test_entries_of_one_ledger_count_as_equally_large() -> None:
+    ledgers = LedgerMap([LedgerInfo(1, 4, 1000), LedgerInfo(2, 3, 100)])
+    assert ledgers.size_after(Position(1, 0)) == 850
+    assert ledgers.with_size_after(849) == Position(1, 2)
+    assert ledgers.size_after(Position(2, 0)) == 66
+    assert ledgers.with_size_after(99) == Position(2, 1)
+    assert ledgers.with_size_after(0) == ledgers.end
+
+
 @given(SHAPES, st.integers(0, 5), ANYWHERE)
 def test_dropping_from_the_front_keeps_ranks(
     shape: list[tuple[int, int]], count: int, at: Position
@@ -294,6 +313,16 @@ def snapshot(acked: AckRanges, batches: BatchBits) -> CursorSnapshot:
     return CursorSnapshot(Position(3, 7), acked, batches)
 
 
+def test_notes_are_stored_with_the_position_in_either_place() -> None:
+    notes = (2**63 - 1, 0, 7)
+    taken = CursorSnapshot(Position(3, 7), AckRanges(), BatchBits(), notes=notes)
+    record = decode_cursor("/k", encode_cursor(-1, taken, {}, 55))
+    position = decode_position("/k", encode_position(taken))
+    assert record.state.notes == position.notes == notes
+    assert not record.state.numbers
+    assert not position.numbers
+
+
 def acked_of(*positions: Position) -> AckRanges:
     acked = AckRanges()
     for position in positions:
@@ -340,6 +369,21 @@ def test_positions_are_written_in_the_smaller_form_and_both_are_read() -> None:
     assert many.spans == ()
     assert dict(many.words) == every_other.words()
     assert many.mark_delete == Position(3, 7)
+
+
+def test_position_where_a_replicator_began_is_written_with_its_mark_delete_position() -> None:
+    began = Position(-1, -1)
+    taken = CursorSnapshot(
+        Position(3, 7), AckRanges(), BatchBits(), began=began, sent_as=2**63 + 1, sent_to=5
+    )
+    for state in (
+        decode_position("/k", encode_position(taken)),
+        decode_cursor("/k", encode_cursor(-1, taken, {}, 55)).state,
+    ):
+        assert (state.mark_delete, state.began, state.numbers) == (Position(3, 7), began, {})
+        assert (state.sent_as, state.sent_to) == (2**63 + 1, 5)
+    plain = decode_position("/k", encode_position(snapshot(AckRanges(), BatchBits())))
+    assert plain.began is None
 
 
 def test_ranges_win_over_words_as_in_pulsar() -> None:

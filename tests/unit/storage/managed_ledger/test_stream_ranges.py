@@ -1,6 +1,7 @@
 """What ranges of a stream add up to, against its entries read one by one."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -16,7 +17,7 @@ from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Limits, ManagedLedgerClosed, Retention
 from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
-from tests.support.waiting import until
+from tests.support.waiting import count_turns, until
 from tests.unit.storage.managed_ledger.fakes import NAME, SMALL, Outcomes, World, publish, settle
 from tests.unit.storage.managed_ledger.test_entry_index import FACTS, entry_of, sums_of
 
@@ -140,6 +141,17 @@ async def test_indexes_are_read_in_bounded_pieces(monkeypatch: pytest.MonkeyPatc
     world.ledgers.reads = 0
     assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 25
     assert world.ledgers.reads == 7
+
+
+async def test_others_go_on_while_an_index_is_made_of_cached_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "ENTRY_INDEX_READ_ENTRIES", 4)
+    ledger = await World(Limits(ledger_min_age_ms=0, cursor_flush_ms=1)).open()
+    await append(ledger, [EntryFacts(1, 10, 5)] * 100)
+    turns = count_turns()
+    assert (await ledger.ranges.sums(EARLIEST, LATEST)).entries == 100
+    assert turns() >= 25
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "short"])
@@ -324,3 +336,15 @@ async def test_entries_that_recovery_found_are_counted() -> None:
     await append(ledger, [EntryFacts(1, 10, 6)] * 5)
     sums = await ledger.ranges.sums(EARLIEST, LATEST)
     assert sums == Sums(10, 10, sums.size_bytes, 5, 6)
+
+
+async def test_indexes_that_close_at_once_leave_no_work_behind_that_had_not_begun(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    ledger = await World(NO_CACHE).open()
+    ahead = ledger.ranges.look_ahead(EARLIEST)
+    await ledger.ranges._index.close()  # noqa: SLF001 - a ledger that closes waits before
+    assert ahead.cancelled()
+    del ahead
+    gc.collect()
+    assert not [str(each.message) for each in recwarn if each.category is RuntimeWarning]

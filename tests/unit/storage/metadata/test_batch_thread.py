@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 from storage.metadata.batch_thread import BatchThread, Delivery
+from tests.support.waiting import TIMEOUT_S
 
 MAX_ITEMS = 10
 
@@ -99,7 +100,7 @@ async def test_a_stop_that_is_cancelled_can_be_waited_for_again() -> None:
     await asyncio.wait({stopping})
     assert stopping.cancelled()
     work.gate.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         await thread.stop()
     assert work.delivered == [0]
 

@@ -10,8 +10,7 @@ from storage.metadata.group import Group
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import EventKind, MetadataError
 from storage.metadata.watches import WatchHub
-
-PATIENCE_S = 10
+from tests.support.waiting import TIMEOUT_S
 
 
 async def test_defect_in_publishing_a_change_resyncs_watchers(
@@ -23,7 +22,7 @@ async def test_defect_in_publishing_a_change_resyncs_watchers(
     store = MemoryMetadataStore(SystemClock())
     watch = store.watch_children("/a")
     monkeypatch.setattr(WatchHub, "publish", broken)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         with capture_logs() as logs:
             made = await asyncio.gather(store.put("/a/b", b"1"), store.put("/a/c", b"1"))
         assert [each.key for each in made] == ["/a/b", "/a/c"]
@@ -46,7 +45,7 @@ async def test_callers_get_their_answer_when_watchers_cannot_be_resynced(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     monkeypatch.setattr(WatchHub, "publish", broken)
     monkeypatch.setattr(WatchHub, "resync", broken)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         with capture_logs():
             assert (await store.put("/a/b", b"1")).key == "/a/b"
     assert len(told) == 1
@@ -62,7 +61,7 @@ async def test_defect_in_a_commit_in_memory_fails_its_callers(
 
     store = MemoryMetadataStore(SystemClock())
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         monkeypatch.setattr(Group, "apply", broken)
         with capture_logs():
             puts = (store.put("/a", b"1"), store.put("/b", b"1"))

@@ -8,6 +8,7 @@ import pytest
 
 from storage.metadata.sessions import BEATS_PER_TIMEOUT, RETRY_S, SessionKeeper
 from storage.metadata.store import MetadataError
+from tests.support.waiting import TIMEOUT_S
 
 
 class Timer:
@@ -116,7 +117,7 @@ async def test_a_freeze_of_the_timeout_loses_the_session(
     loop.freeze(9.1)
     assert session.lost
     assert not patient.lost
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, TIMEOUT_S)
     assert store.ended == [(7,)]
     loop.advance(3600)
     await settle()

@@ -19,6 +19,7 @@ from storage.metadata.sqlite import SqliteMetadataStore
 from storage.metadata.sqlite_file import SCHEMA_VERSION, UnknownMetadataFile, back_up
 from storage.metadata.sqlite_writer import CommitResult
 from storage.metadata.store import EventKind, IndexEntry, MetadataError
+from tests.support.waiting import TIMEOUT_S
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ async def test_a_read_waits_until_watchers_know_as_much(store: SqliteMetadataSto
     assert not done.done()
     watch = store.watch_key("/a")
     await store.put("/a", b"")
-    assert await asyncio.wait_for(done, 20) == {}
+    assert await asyncio.wait_for(done, TIMEOUT_S) == {}
     assert (await anext(watch)).kind is EventKind.UPSERT
     watch.close()
 
@@ -124,7 +125,7 @@ async def test_a_bug_in_what_is_remembered_keeps_nobody_waiting(
     store._reads += 1
     store._deliver_read(store._published_revision + 1, [QueuedRequest(("/a",), early)], {})
     monkeypatch.setattr(RecentChanges, "take", broken)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         with capture_logs() as logs:
             await store.put("/a", b"new")
             assert await early == {}
@@ -149,7 +150,7 @@ async def test_a_close_that_is_cancelled_goes_on(path: Path) -> None:
     await asyncio.wait({closing_store})
     blocker.execute("ROLLBACK")
     blocker.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         await store.close()
     await put
     for thread in (store._commits._thread, store._ranges._thread):

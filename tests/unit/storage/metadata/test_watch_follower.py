@@ -11,7 +11,7 @@ from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Event, EventKind, MetadataError, Watch
 from storage.metadata.watch_follower import WatchFollower
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
 LEVEL = "/followed"
 
@@ -99,5 +99,5 @@ async def test_a_first_read_that_fails_is_whose_who_waits_for_it(
         await follower.following.begin()
     follower.following.close()
     with pytest.raises(StopAsyncIteration):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT_S):
             await anext(aiter(follower.watches[0]))

@@ -16,7 +16,7 @@ import structlog
 from magnetar.protocol.ids import LedgerId
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, LedgerMetadata, LedgerState
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
-from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
+from storage.ledger.store import Copies, LedgerError, ReadableLedger, WritableLedger
 from tests.simulation.loop import Host, SimulatedLoop
 from tests.support.clocks import FakeClock
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
@@ -108,13 +108,12 @@ class QuorumRun:
             self.unhandled.append(context.get("exception"))
 
     def _store(self, name: str) -> BookKeeperLedgerStore:
-        ensemble, write, ack = self.quorums
         return BookKeeperLedgerStore(
             SimulatedMetadata(self.cluster),
             SimulatedBookieClient(self.cluster),
             FakeClock(),
             random.Random(f"{name} {self.rng.random()}"),
-            BookKeeperOptions(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack),
+            BookKeeperOptions(Copies(*self.quorums)),
         )
 
     async def _story(self) -> None:

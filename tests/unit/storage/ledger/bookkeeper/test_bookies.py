@@ -16,7 +16,7 @@ from storage.ledger.bookkeeper.bookies import BookiePool
 from storage.ledger.bookkeeper.digest import Digest, master_key
 from storage.ledger.bookkeeper.ledger_metadata import BookieId, DigestType
 from storage.ledger.bookkeeper.metadata_store import BookieAddress
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.storage.ledger.bookkeeper.bookie_frames import start_tls_reply
 from tests.unit.storage.ledger.bookkeeper.fake_bookie import HOST, FakeBookie
 
@@ -242,7 +242,7 @@ async def close_in_a_handshake() -> None:
     body = DIGEST.seal(LEDGER, 0, -1, 1, b"x")
     pool.add(BookieId(f"{HOST}:{port}"), LEDGER, 0, KEY, body, told.append)
     await until(lambda: hellos == 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         await pool.close()
     assert told == [GONE]
     server.close()

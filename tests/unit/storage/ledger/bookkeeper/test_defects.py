@@ -20,6 +20,7 @@ from storage.ledger.bookkeeper.wire import ReplyDecoder
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 from storage.ledger.store import LedgerAssertion, LedgerError
 from tests.support.bounds import set_bound
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.storage.ledger.bookkeeper.fake_bookie import FakeBookie
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookieClient,
@@ -83,7 +84,7 @@ async def test_a_recovery_ends_with_it_and_may_be_tried_again(
     await append_all(ledger, DATA)
     defect = kind("a defect")
     monkeypatch.setattr(Recovery, method, once(defect, getattr(Recovery, method)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(kind, match="a defect"):
             await theirs.open(ledger.ledger_id)
         assert theirs.counters.failed_recoveries == 1
@@ -97,7 +98,7 @@ async def test_looking_without_recovery_ends_with_it(
     ledger = await created(mine)
     await append_all(ledger, DATA)
     monkeypatch.setattr(LastConfirmedRead, "replied", raising(RuntimeError("a defect")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(RuntimeError, match="a defect"):
             await theirs.open_no_recovery(ledger.ledger_id)
 
@@ -114,7 +115,7 @@ async def told_of_the_end(ledger: BookKeeperWritableLedger, outcomes: Outcomes) 
     _, error = (await outcomes.wait(count + 1))[-1]
     assert isinstance(error, LedgerError)
     assert ledger.state is WriterState.FAILED
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(LedgerError):
             await ledger.close()
 
@@ -278,7 +279,7 @@ def test_defect_closes_the_connection_and_answers_every_request(
             fake.hold()
         monkeypatch.setattr(owner, method, raising(RuntimeError("a defect")))
         peer.add(1, 0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT_S):
             await peer.until_told(1)
         assert peer.told == [("add 1:0", ReplyCode.DISCONNECTED)]
         assert (peer.connection.state, peer.closed) == (BookieState.CLOSED, 1)

@@ -335,3 +335,26 @@ def test_the_default_layout_is_fine(value: bytes | None) -> None:
 def test_another_layout_is_refused(value: bytes) -> None:
     with pytest.raises(UnreadableRecord, match="layout"):
         check_layout(value)
+
+
+def test_text_of_a_record_is_that_of_bookkeeper_without_the_password() -> None:
+    first = Ensemble(0, (BookieId("a:3181"), BookieId("b:3181")))
+    later = Ensemble(7, (BookieId("a:3181"), BookieId("c:3181")))
+    record = LedgerMetadata(
+        ensemble_size=2,
+        write_quorum=2,
+        ack_quorum=1,
+        ensembles=(first, later),
+        digest_type=DigestType.CRC32C,
+        password=b"secret",
+        custom={"application": b"pulsar"},
+    )
+    begin = "LedgerMetadata{ensembleSize=2, writeQuorumSize=2, ackQuorumSize=1, "
+    end = (
+        "digestType=CRC32C, password=OMITTED, "
+        "ensembles={0=[a:3181, b:3181], 7=[a:3181, c:3181]}, "
+        "customMetadata={application=cHVsc2Fy}}"
+    )
+    assert record.text == f"{begin}state=OPEN, {end}"
+    closed = replace(record, state=LedgerState.CLOSED, last_entry_id=9, length=70)
+    assert closed.text == f"{begin}state=CLOSED, length=70, lastEntryId=9, {end}"

@@ -87,7 +87,7 @@ async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Started]:
 
 
 async def is_listed(metadata: OxiaLedgerMetadata) -> None:
-    await until(lambda: "127.0.0.1:3181" in metadata.bookies.writable, timeout_s=5)
+    await until(lambda: "127.0.0.1:3181" in metadata.bookies.writable)
 
 
 async def test_bookies_are_listed_again_after_a_defect(
@@ -122,7 +122,7 @@ async def test_bookies_are_followed_after_a_watch_that_broke(
     monkeypatch.setattr(WatchQueue, "__anext__", fails)
     await store.put(f"{LedgerPaths().available}/127.0.0.1:1", b"")
     await store.put(f"{LedgerPaths().available}/127.0.0.1:2", b"")
-    await until(lambda: not faults, timeout_s=5)
+    await until(lambda: not faults)
     await store.put(BOOKIE, b"")
     await is_listed(metadata)
 

@@ -144,10 +144,10 @@ async def test_a_watch_that_was_refused_is_asked_for_again(started: Started) -> 
     client.refusals = 3
     client.on_state(Connection.CONNECTED)
     client.register("127.0.0.1:1")
-    await until(lambda: client.watched == WATCHED, timeout_s=5)
-    await until(has(metadata, "127.0.0.1:1"), timeout_s=5)
+    await until(lambda: client.watched == WATCHED)
+    await until(has(metadata, "127.0.0.1:1"))
     client.register("127.0.0.1:2")
-    await until(has(metadata, "127.0.0.1:2"), timeout_s=5)
+    await until(has(metadata, "127.0.0.1:2"))
 
 
 async def test_without_a_watch_the_bookies_are_listed_all_the_same(started: Started) -> None:
@@ -157,7 +157,7 @@ async def test_without_a_watch_the_bookies_are_listed_all_the_same(started: Star
     client.on_state(Connection.CONNECTED)
     for bookie in ("127.0.0.1:1", "127.0.0.1:2"):
         client.register(bookie)
-        await until(has(metadata, bookie), timeout_s=5)
+        await until(has(metadata, bookie))
     assert not client.watched
 
 
@@ -165,7 +165,7 @@ async def test_bookies_are_listed_again_after_a_defect(started: Started) -> None
     metadata, client = started
     client.faults.append(RuntimeError("a defect"))
     client.register("127.0.0.1:1")
-    await until(has(metadata, "127.0.0.1:1"), timeout_s=5)
+    await until(has(metadata, "127.0.0.1:1"))
     assert not client.faults
 
 

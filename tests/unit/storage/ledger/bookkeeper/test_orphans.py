@@ -9,6 +9,7 @@ import pytest
 from config import bounds
 from magnetar.protocol.ids import EARLIEST
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
+from storage.ledger.store import Copies
 from storage.managed_ledger.factory import ManagedLedgerFactory
 from storage.managed_ledger.types import Limits, ManagedLedgerState
 from storage.metadata.memory import MemoryMetadataStore
@@ -54,7 +55,7 @@ class Cluster:
             SimulatedBookieClient(self.bookies),
             self.clock,
             random.Random(2),
-            BookKeeperOptions(3, 3, 2),
+            BookKeeperOptions(Copies(3, 3, 2)),
         )
         metadata = ProcessMetadata(process, self.metadata)
         return ManagedLedgerFactory(metadata, ledgers, self.clock, SHARED)

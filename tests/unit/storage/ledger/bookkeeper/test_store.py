@@ -27,6 +27,7 @@ from storage.ledger.bookkeeper.reads import RangeRead
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
 from storage.ledger.bookkeeper.writable_ledger import BookKeeperWritableLedger
 from storage.ledger.store import (
+    Copies,
     CorruptEntry,
     EntryTooLarge,
     LedgerBusy,
@@ -69,7 +70,7 @@ class Ground:
         self, *quorums: int, metadata: SimulatedMetadata | None = None, **more: object
     ) -> BookKeeperLedgerStore:
         ensemble, write, ack = quorums or (3, 3, 2)
-        options = BookKeeperOptions(ensemble, write, ack)
+        options = BookKeeperOptions(Copies(ensemble, write, ack))
         made = BookKeeperLedgerStore(
             metadata or SimulatedMetadata(self.cluster),
             SimulatedBookieClient(self.cluster),
@@ -151,7 +152,20 @@ async def test_ids_are_not_tried_for_ever(ground: Ground) -> None:
 @pytest.mark.parametrize("quorums", [(2, 3, 2), (3, 2, 3), (3, 2, 0), (0, 0, 0)])
 def test_quorums_that_are_none(quorums: tuple[int, int, int]) -> None:
     with pytest.raises(LedgerError, match="impossible"):
-        BookKeeperOptions(*quorums)
+        Copies(*quorums)
+
+
+async def test_a_ledger_is_made_with_the_copies_that_are_asked_for(ground: Ground) -> None:
+    store = await ground.store(3, 3, 2)
+    made = [
+        ground.record((await store.create(custom={}, copies=copies)).ledger_id)
+        for copies in (None, Copies(4, 2, 1))
+    ]
+    assert [(each.ensemble_size, each.write_quorum, each.ack_quorum) for each in made] == [
+        (3, 3, 2),
+        (4, 2, 1),
+    ]
+    assert [len(each.last_ensemble.bookies) for each in made] == [3, 4]
 
 
 async def test_too_few_bookies(ground: Ground) -> None:

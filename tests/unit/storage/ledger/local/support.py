@@ -13,6 +13,7 @@ from storage.ledger.local.reclaim import DeletionGuard, unguarded
 from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import MetadataStore
+from tests.support.waiting import TIMEOUT_S
 
 SMALL = LedgerLimits(
     file_bytes=8192,
@@ -63,7 +64,7 @@ class Outcomes:
         self._reached.clear()
         if len(self.all) < count:
             # Not wait_for: in Python 3.11 it can swallow a cancellation that meets the result.
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(TIMEOUT_S):
                 await self._reached.wait()
         return self.all
 

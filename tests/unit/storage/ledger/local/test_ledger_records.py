@@ -126,6 +126,14 @@ def test_states_move_only_forward() -> None:
     assert ALLOWED[LedgerState.CLOSED] == frozenset()
 
 
+async def test_ids_are_not_given_from_a_record_that_does_not_say_which_are_left_out() -> None:
+    metadata = new_metadata()
+    await LedgerRecords(metadata).leave_out(5)
+    await metadata.put(ID_GENERATOR, b"five")
+    with pytest.raises(LedgerError, match="restore it"):
+        await LedgerRecords(metadata).take_id(above=0)
+
+
 async def test_life_of_a_record() -> None:
     metadata = new_metadata()
     records = LedgerRecords(metadata)
@@ -135,6 +143,8 @@ async def test_life_of_a_record() -> None:
     far = await records.take_id(above=20)
     assert (first, second, far) == (1, 2, 21)
     assert await records.last_id() == 21
+    await records.leave_out(1000)
+    assert await LedgerRecords(metadata).take_id(above=0) > 1021
     record = LedgerRecord(LedgerState.OPEN, 5, custom={"component": b"managed-ledger"})
     stored = await records.create(far, record)
     with pytest.raises(VersionConflict):

@@ -20,13 +20,11 @@ from tests.support.bounds import set_bound
 from tests.support.certificates import make_certificate
 from tests.support.child_process import HOST, free_port
 from tests.support.fake_oxia import FakeOxia, World
-from tests.support.waiting import until
-
-PATIENCE_S = 30
+from tests.support.waiting import TIMEOUT_S, until
 
 
 async def open_store(address: str, access: StoreAccess | None = None) -> OxiaMetadataStore:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return await OxiaMetadataStore.open(
             f"oxia://{address}", SystemClock(), random.Random(1), access
         )
@@ -153,8 +151,8 @@ async def test_everything_follows_the_leader(server: FakeOxia, world: World) -> 
     for n, each in enumerate(others):
         world.lead(each.address)
         value = str(n).encode()
-        await asyncio.wait_for(store.put("/a", value), PATIENCE_S)
-        record = await asyncio.wait_for(store.get("/a"), PATIENCE_S)
+        await asyncio.wait_for(store.put("/a", value), TIMEOUT_S)
+        record = await asyncio.wait_for(store.get("/a"), TIMEOUT_S)
         assert record is not None
         assert record.value == value
         await until(lambda each=each: "GetNotifications" in each.calls)  # type: ignore[misc]
@@ -171,7 +169,7 @@ async def test_shards_come_and_go(server: FakeOxia, world: World) -> None:
     watch = store.watch_key("/a")
     world.lead(server.address, server.address)
     await until(lambda: len(store._shards.table.ids) == 2)
-    assert (await asyncio.wait_for(anext(watch), PATIENCE_S)).kind.value == "resync"
+    assert (await asyncio.wait_for(anext(watch), TIMEOUT_S)).kind.value == "resync"
     for n in range(16):
         await store.put(f"/n/{n}", b"")
     assert {shard for shard, key in world.records if key != PROOF} == {0, 1}
@@ -192,8 +190,8 @@ async def test_shards_come_and_go(server: FakeOxia, world: World) -> None:
     world.lead(server.address)
     await until(lambda: len(store._shards.table.ids) == 1)
     world.open.set()
-    await asyncio.wait_for(asyncio.gather(*queued), PATIENCE_S)
-    done = await asyncio.wait_for(asyncio.gather(*first, return_exceptions=True), PATIENCE_S)
+    await asyncio.wait_for(asyncio.gather(*queued), TIMEOUT_S)
+    done = await asyncio.wait_for(asyncio.gather(*first, return_exceptions=True), TIMEOUT_S)
     assert all(isinstance(each, PutResult | MetadataError) for each in done)
     assert {f"/q/{n}" for n in range(16)} <= {key for shard, key in world.records if shard == 0}
     await store.close()
@@ -208,7 +206,7 @@ async def test_a_map_with_gaps_is_not_taken(server: FakeOxia, world: World) -> N
     await until(lambda: server.calls.count("GetShardAssignments") > asked)
     assert store._shards.table is table
     world.lead(server.address)
-    await asyncio.wait_for(store.put("/a", b""), PATIENCE_S)
+    await asyncio.wait_for(store.put("/a", b""), TIMEOUT_S)
     await store.close()
 
 
@@ -226,7 +224,7 @@ async def test_two_requests_are_in_flight_and_the_rest_is_the_next_one(
     puts += [asyncio.create_task(store.put(f"/c/{n}", b"")) for n in range(3)]
     await asyncio.sleep(0)
     world.open.set()
-    await asyncio.wait_for(asyncio.gather(*puts), PATIENCE_S)
+    await asyncio.wait_for(asyncio.gather(*puts), TIMEOUT_S)
     sizes = [len(request.puts) for request in world.requests[sent:]]
     assert sum(sizes) == 7
     assert len(sizes) <= 4
@@ -244,10 +242,10 @@ async def test_a_shard_has_one_writer_at_a_time(server: FakeOxia, world: World) 
         for n in range(5)
     ]
     writes += [asyncio.create_task(store.put(f"/x/{n}", b"")) for n in range(100)]
-    opened = await asyncio.wait_for(asyncio.gather(*sessions), PATIENCE_S)
+    opened = await asyncio.wait_for(asyncio.gather(*sessions), TIMEOUT_S)
     closing = [asyncio.create_task(session.close()) for session in opened]
     writes += [asyncio.create_task(store.put(f"/y/{n}", b"")) for n in range(100)]
-    await asyncio.wait_for(asyncio.gather(*writes, *closing), PATIENCE_S)
+    await asyncio.wait_for(asyncio.gather(*writes, *closing), TIMEOUT_S)
     assert world.most_writing == 1
     await store.close()
 
@@ -284,7 +282,7 @@ async def test_a_request_has_four_mebibytes_at_most(server: FakeOxia, world: Wor
         await store.put("/a", b"", indexes=entries)
     await store.put("/a", b"", indexes=entries[:600])
     values = [store.put(f"/v/{n}", b"v" * bounds.METADATA_VALUE_BYTES) for n in range(6)]
-    await asyncio.wait_for(asyncio.gather(*values), PATIENCE_S)
+    await asyncio.wait_for(asyncio.gather(*values), TIMEOUT_S)
     sizes = [request.ByteSize() for request in world.requests]
     assert bounds.METADATA_VALUE_BYTES < max(sizes) <= bounds.METADATA_REQUEST_BYTES
     await store.close()
@@ -306,7 +304,7 @@ async def test_a_put_that_is_sent_again_does_not_overwrite_a_later_one(
     world.losing = True
     world.open.set()
     outcomes = asyncio.gather(first, second, return_exceptions=True)
-    unknown, done = await asyncio.wait_for(outcomes, PATIENCE_S)
+    unknown, done = await asyncio.wait_for(outcomes, TIMEOUT_S)
     assert isinstance(done, PutResult)
     assert isinstance(unknown, MetadataError)
     record = await store.get("/a")

@@ -13,9 +13,7 @@ from storage.metadata.oxia.sessions import OxiaSession
 from storage.metadata.oxia.store import OxiaMetadataStore
 from storage.metadata.store import EventKind, MetadataError
 from tests.support.fake_oxia import FakeOxia, World
-from tests.support.waiting import until
-
-PATIENCE_S = 10
+from tests.support.waiting import TIMEOUT_S, until
 
 Closer = Callable[[OxiaMetadataStore], Awaitable[None]]
 CLOSERS: dict[str, Closer] = {
@@ -40,7 +38,7 @@ async def cancelled_at_once(closing: "asyncio.Task[None]") -> None:
     await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(closing, PATIENCE_S)
+        await asyncio.wait_for(closing, TIMEOUT_S)
 
 
 @pytest.mark.parametrize("part", CLOSERS)
@@ -67,9 +65,9 @@ async def test_waiting_calls_fail_even_if_close_is_cancelled(
     await until(lambda: len(world.requests) == sent + 1)
     await cancelled_at_once(asyncio.create_task(store._set.close()))
     with pytest.raises(MetadataError, match="outcome is unknown"):
-        await asyncio.wait_for(first, PATIENCE_S)
+        await asyncio.wait_for(first, TIMEOUT_S)
     with pytest.raises(MetadataError, match="closed"):
-        await asyncio.wait_for(store.put("/b", b""), PATIENCE_S)
+        await asyncio.wait_for(store.put("/b", b""), TIMEOUT_S)
     await until(lambda: not tasks("oxia-writer") and not tasks("oxia-reader"))
     await store.close()
 
@@ -90,7 +88,7 @@ async def test_a_cancelled_close_of_the_store_leaves_nothing_behind(
 
     monkeypatch.setattr(store._set, "close", close)
     closing = asyncio.create_task(store.close())
-    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    await asyncio.wait_for(begun.wait(), TIMEOUT_S)
     await cancelled_at_once(closing)
     await until(lambda: not tasks("oxia-"))
     assert not store._connections._peers
@@ -117,12 +115,12 @@ async def test_changes_on_a_shard_that_is_gone_let_watchers_list(
     watch = store.watch_key("/a")
     world.lead(server.address)
     await until(lambda: store._shards.table.ids == (0,) and 1 not in store._set.readers)
-    assert (await asyncio.wait_for(anext(watch), PATIENCE_S)).kind is EventKind.RESYNC
+    assert (await asyncio.wait_for(anext(watch), TIMEOUT_S)).kind is EventKind.RESYNC
     batch = pb.NotificationBatch(shard=1, offset=9)
     batch.notifications["/a"].type = pb.KEY_MODIFIED
     batch.notifications["/a"].version_id = 9
     store._watch_router.notified(1, batch)
-    assert (await asyncio.wait_for(anext(watch), PATIENCE_S)).kind is EventKind.RESYNC
+    assert (await asyncio.wait_for(anext(watch), TIMEOUT_S)).kind is EventKind.RESYNC
     await until(lambda: not store._watch_router._reading)
     assert not store._watch_router._changed
     await store.close()
@@ -155,7 +153,7 @@ async def test_a_shard_that_goes_before_it_has_a_session_does_not_end_it(
 
     monkeypatch.setattr(Peer, "create_session", create_session)
     world.lead(server.address, server.address)
-    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    await asyncio.wait_for(asked.wait(), TIMEOUT_S)
     world.lead(server.address)
     await until(lambda: store._shards.table.ids == (0,) and not store._sessions._tasks.busy)
     assert not session.lost
@@ -178,11 +176,11 @@ async def test_a_session_gets_the_shards_that_come_while_it_is_made(
 
     monkeypatch.setattr(Peer, "create_session", create_session)
     opening = asyncio.create_task(store.open_session(timeout_ms=60_000, identity="a"))
-    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    await asyncio.wait_for(asked.wait(), TIMEOUT_S)
     world.lead(server.address, server.address)
     await until(lambda: store._shards.table.ids == (0, 1))
     answer.set()
-    session = await asyncio.wait_for(opening, PATIENCE_S)
+    session = await asyncio.wait_for(opening, TIMEOUT_S)
     assert isinstance(session, OxiaSession)
     await until(lambda: session.ids.keys() == {0, 1})
     await store.close()

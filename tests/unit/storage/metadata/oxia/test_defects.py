@@ -23,9 +23,8 @@ from storage.metadata.store import EventKind, MetadataError, PutResult, Record
 from storage.metadata.watches import WatchHub
 from tests.support.bounds import set_bound
 from tests.support.fake_oxia import FakeOxia, World
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
-PATIENCE_S = 10
 T = TypeVar("T")
 
 
@@ -82,7 +81,7 @@ async def test_an_answer_that_is_not_taken_is_settled(
     monkeypatch.setattr(Answers, "take", take)
     with capture_logs() as logs:
         puts = [store.put(key, key.encode()) for key in ("/a", "/b", "/c")]
-        done = await asyncio.wait_for(asyncio.gather(*puts), PATIENCE_S)
+        done = await asyncio.wait_for(asyncio.gather(*puts), TIMEOUT_S)
     assert [each.key for each in done] == ["/a", "/b", "/c"]
     assert [each["exc_info"] for each in logs if each["event"] == "oxia_defect"] == [error]
 
@@ -116,16 +115,16 @@ async def test_a_write_that_always_breaks_ends_at_its_deadline(
     monkeypatch.setattr(Answers, "take", take)
     monkeypatch.setattr(Answers, "found", found)
     with pytest.raises(MetadataError, match="outcome is unknown"):
-        await asyncio.wait_for(store.put("/bad", b""), PATIENCE_S)
+        await asyncio.wait_for(store.put("/bad", b""), TIMEOUT_S)
     set_bound(monkeypatch, "OXIA_REQUEST_TIMEOUT_S", 30)
-    await asyncio.wait_for(store.put("/good", b""), PATIENCE_S)
+    await asyncio.wait_for(store.put("/good", b""), TIMEOUT_S)
 
 
 async def test_a_request_that_could_not_be_made_is_made_later(
     store: OxiaMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once(monkeypatch, shard_writer, "take_batch", KeyError("a defect"))
-    await asyncio.wait_for(store.put("/a", b""), PATIENCE_S)
+    await asyncio.wait_for(store.put("/a", b""), TIMEOUT_S)
 
 
 async def test_a_look_at_what_was_sent_twice(
@@ -141,8 +140,8 @@ async def test_a_look_at_what_was_sent_twice(
     monkeypatch.setattr(Answers, "take", take)
     once(monkeypatch, LostWriteResolver, "recheck", KeyError("a defect"))
     with pytest.raises(MetadataError, match="outcome is unknown"):
-        await asyncio.wait_for(store.put("/a", b""), PATIENCE_S)
-    await asyncio.wait_for(store.put("/b", b""), PATIENCE_S)
+        await asyncio.wait_for(store.put("/a", b""), TIMEOUT_S)
+    await asyncio.wait_for(store.put("/b", b""), TIMEOUT_S)
 
 
 async def test_the_beginning_of_a_session(
@@ -150,9 +149,9 @@ async def test_the_beginning_of_a_session(
 ) -> None:
     once(monkeypatch, Peer, "create_session", TypeError("a defect"))
     with pytest.raises(MetadataError, match="defect"):
-        await asyncio.wait_for(store.open_session(timeout_ms=60_000, identity="a"), PATIENCE_S)
+        await asyncio.wait_for(store.open_session(timeout_ms=60_000, identity="a"), TIMEOUT_S)
     opened = store.open_session(timeout_ms=60_000, identity="a")
-    assert not (await asyncio.wait_for(opened, PATIENCE_S)).lost
+    assert not (await asyncio.wait_for(opened, TIMEOUT_S)).lost
 
 
 async def test_reads_of_a_request_that_breaks_fail_and_the_next_ones_do_not(
@@ -161,9 +160,9 @@ async def test_reads_of_a_request_that_breaks_fail_and_the_next_ones_do_not(
     await store.put("/a", b"1")
     once(monkeypatch, Peer, "read", KeyError("a defect"))
     with capture_logs() as logs, pytest.raises(MetadataError, match="defect"):
-        await asyncio.wait_for(store.get_many(["/a", "/b"]), PATIENCE_S)
+        await asyncio.wait_for(store.get_many(["/a", "/b"]), TIMEOUT_S)
     assert [each["event"] for each in logs] == ["oxia_defect"]
-    record = await asyncio.wait_for(store.get("/a"), PATIENCE_S)
+    record = await asyncio.wait_for(store.get("/a"), TIMEOUT_S)
     assert record is not None
 
 
@@ -172,8 +171,8 @@ async def test_a_listing_that_breaks(
 ) -> None:
     once(monkeypatch, Peer, "list_keys", KeyError("a defect"))
     with pytest.raises(MetadataError, match="defect"):
-        await asyncio.wait_for(store.children("/a"), PATIENCE_S)
-    assert await asyncio.wait_for(store.children("/a"), PATIENCE_S) == []
+        await asyncio.wait_for(store.children("/a"), TIMEOUT_S)
+    assert await asyncio.wait_for(store.children("/a"), TIMEOUT_S) == []
 
 
 async def test_a_record_that_cannot_be_understood_fails_its_own_read(
@@ -190,7 +189,7 @@ async def test_a_record_that_cannot_be_understood_fails_its_own_read(
     await asyncio.gather(*(store.put(key, b"1") for key in ("/a", "/bad")))
     monkeypatch.setattr(lost_writes, "found_record", found_record)
     bad, good = await asyncio.wait_for(
-        asyncio.gather(store.get("/bad"), store.get("/a"), return_exceptions=True), PATIENCE_S
+        asyncio.gather(store.get("/bad"), store.get("/a"), return_exceptions=True), TIMEOUT_S
     )
     assert isinstance(bad, MetadataError)
     assert isinstance(good, Record)
@@ -202,7 +201,7 @@ async def test_a_record_that_cannot_be_understood_fails_its_own_read(
         batch.notifications[key].type = pb.KEY_MODIFIED
         batch.notifications[key].version_id = 9
     store._watch_router.notified(0, batch)
-    events = [await asyncio.wait_for(anext(each), PATIENCE_S) for each in watches]
+    events = [await asyncio.wait_for(anext(each), TIMEOUT_S) for each in watches]
     assert [each.kind for each in events] == [EventKind.RESYNC, EventKind.RESYNC]
     await until(lambda: not store._watch_router._reading)
 
@@ -212,9 +211,9 @@ async def test_watcher_resyncs_after_a_defect_in_publishing(
 ) -> None:
     watch = store.watch_key("/a")
     once(monkeypatch, WatchHub, "publish", KeyError("a defect"))
-    made = await asyncio.wait_for(store.put("/a", b""), PATIENCE_S)
+    made = await asyncio.wait_for(store.put("/a", b""), TIMEOUT_S)
     assert isinstance(made, PutResult)
-    assert (await asyncio.wait_for(anext(watch), PATIENCE_S)).kind is EventKind.RESYNC
+    assert (await asyncio.wait_for(anext(watch), TIMEOUT_S)).kind is EventKind.RESYNC
 
 
 async def test_a_session_begins_when_the_put_that_begins_the_stream_is_acknowledged(
@@ -235,6 +234,6 @@ async def test_a_session_begins_when_the_put_that_begins_the_stream_is_acknowled
     await until(lambda: len(world.requests) == sent + 1)
     assert world.sessions == 0
     world.open.set()
-    assert not (await asyncio.wait_for(opening, PATIENCE_S)).lost
+    assert not (await asyncio.wait_for(opening, TIMEOUT_S)).lost
     assert world.most_writing == 1
     await store.close()

@@ -14,9 +14,8 @@ from storage.metadata.oxia.errors import Action, Failure
 from storage.metadata.oxia.notifications import NotificationFollower
 from storage.metadata.oxia.shards import Shards
 from tests.support.bounds import set_bound
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
-PATIENCE_S = 5
 SHARD = 7
 
 
@@ -94,7 +93,7 @@ async def follow(leader: Leader, told: Told, *, late: bool = False) -> Notificat
         if late
         else NotificationFollower(SHARD, shards, told)
     )
-    await asyncio.wait_for(made.wait_positioned(), PATIENCE_S)
+    await asyncio.wait_for(made.wait_positioned(), TIMEOUT_S)
     return made
 
 

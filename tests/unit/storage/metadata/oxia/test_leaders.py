@@ -17,9 +17,7 @@ from storage.metadata.store import ABSENT, IndexEntry, MetadataError, VersionCon
 from tests.support.bounds import set_bound
 from tests.support.effort import by_effort
 from tests.support.fake_oxia import FakeOxia, World
-from tests.support.waiting import until
-
-PATIENCE_S = 30
+from tests.support.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ async def servers() -> AsyncIterator[list[FakeOxia]]:
 async def open_store(*servers: FakeOxia, seed: int = 1) -> OxiaMetadataStore:
     """A store that asks the servers in this order; its puts are told from others' by the seed."""
     addresses = ",".join(each.address for each in servers)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return await OxiaMetadataStore.open(
             f"oxia://{addresses}", SystemClock(), random.Random(seed)
         )
@@ -51,7 +49,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch, attempt_s: float = 0.5) -> None:
 
 
 async def value_of(store: OxiaMetadataStore, key: str, *, fresh: bool = False) -> bytes | None:
-    record = await asyncio.wait_for(store.get(key, fresh=fresh), PATIENCE_S)
+    record = await asyncio.wait_for(store.get(key, fresh=fresh), TIMEOUT_S)
     return None if record is None else record.value
 
 
@@ -81,7 +79,7 @@ async def test_reads_do_not_go_back_to_a_deposed_leader_that_its_own_map_names(
     deposed.cut_off()
     leader.world.lead(leader.address, leader.address)
     await until(lambda: leader_of(store, 0) == leader.address)
-    await asyncio.wait_for(store.put(key, b"new"), PATIENCE_S)
+    await asyncio.wait_for(store.put(key, b"new"), TIMEOUT_S)
     leader.end_map_streams()
     await until(lambda: leader_of(store, 0) == deposed.address)
     assert await value_of(store, key, fresh=fresh) == b"new"
@@ -102,7 +100,7 @@ async def test_a_fresh_read_is_answered_by_a_leader_that_acknowledged_its_put(
     deposed.cut_off()
     world.lead(leader.address, leader.address)
     await until(lambda: leader_of(store, 0) == leader.address)
-    await asyncio.wait_for(store.put(key, b"new"), PATIENCE_S)
+    await asyncio.wait_for(store.put(key, b"new"), TIMEOUT_S)
     world.open.clear()
     asked = len(world.requests)
     reading = asyncio.create_task(value_of(store, key, fresh=True))
@@ -142,15 +140,15 @@ async def test_w2_fresh_reads_of_a_client_of_a_deposed_leader_are_those_of_the_l
     await until(lambda: leader_of(ahead, 0) == leader.address)
     if change == "put":
         put = ahead.put("/a/b", b"new", indexes=[IndexEntry("i", "k")])
-        await asyncio.wait_for(put, PATIENCE_S)
+        await asyncio.wait_for(put, TIMEOUT_S)
     else:
-        assert await asyncio.wait_for(ahead.delete("/a/b"), PATIENCE_S)
+        assert await asyncio.wait_for(ahead.delete("/a/b"), TIMEOUT_S)
     assert await values_read(behind, read, fresh=False) == [b"old"], "what the deposed one answers"
-    told = await asyncio.wait_for(values_read(behind, read, fresh=True), PATIENCE_S)
+    told = await asyncio.wait_for(values_read(behind, read, fresh=True), TIMEOUT_S)
     assert told == ([b"new"] if change == "put" else [])
     assert leader_of(behind, 0) == leader.address
     for store in (behind, ahead):
-        await asyncio.wait_for(store.close(), PATIENCE_S)
+        await asyncio.wait_for(store.close(), TIMEOUT_S)
 
 
 async def test_watcher_at_a_deposed_leader_gets_changes_from_the_new_one(
@@ -165,19 +163,19 @@ async def test_watcher_at_a_deposed_leader_gets_changes_from_the_new_one(
     deposed.cut_off()
     leader.world.lead(leader.address, leader.address)
     await until(lambda: leader_of(ahead, 0) == leader.address)
-    await asyncio.wait_for(ahead.put("/a", b"new"), PATIENCE_S)
+    await asyncio.wait_for(ahead.put("/a", b"new"), TIMEOUT_S)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(watch), 0.2)
     assert await value_of(behind, "/a", fresh=True) == b"new"
-    event = await asyncio.wait_for(anext(watch), PATIENCE_S)
+    event = await asyncio.wait_for(anext(watch), TIMEOUT_S)
     assert event.record is not None
     assert event.record.value == b"new"
-    await asyncio.wait_for(ahead.put("/a", b"newer"), PATIENCE_S)
-    event = await asyncio.wait_for(anext(watch), PATIENCE_S)
+    await asyncio.wait_for(ahead.put("/a", b"newer"), TIMEOUT_S)
+    event = await asyncio.wait_for(anext(watch), TIMEOUT_S)
     assert event.record is not None
     assert event.record.value == b"newer"
     for store in (behind, ahead):
-        await asyncio.wait_for(store.close(), PATIENCE_S)
+        await asyncio.wait_for(store.close(), TIMEOUT_S)
 
 
 async def test_beats_that_only_a_deposed_leader_counts_keep_no_session(
@@ -196,7 +194,7 @@ async def test_beats_that_only_a_deposed_leader_counts_keep_no_session(
     await until(lambda: leader_of(store, 0) == deposed.address)
     await until(lambda: session.lost)
     with pytest.raises(MetadataError):
-        await asyncio.wait_for(store.close(), PATIENCE_S)
+        await asyncio.wait_for(store.close(), TIMEOUT_S)
 
 
 class Churn:
@@ -274,7 +272,7 @@ async def test_nothing_goes_back_whatever_becomes_of_leaders(
     stores = [await open_store(*churn.rng.sample(servers, 3), seed=n) for n in range(2)]
     shorten(monkeypatch, 0.2)
     keys = [key_of(stores[0], shard_id) for shard_id in (0, 1)]
-    async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(2 * TIMEOUT_S), asyncio.TaskGroup() as group:
         for store in stores:
             for key in keys:
                 group.create_task(churn.count(store, key))
@@ -286,4 +284,4 @@ async def test_nothing_goes_back_whatever_becomes_of_leaders(
     assert churn.reads
     assert min(churn.acknowledged.values()) > 10
     for store in stores:
-        await asyncio.wait_for(store.close(), PATIENCE_S)
+        await asyncio.wait_for(store.close(), TIMEOUT_S)

@@ -14,7 +14,6 @@ from storage.metadata.oxia.shards import Shards
 from tests.support.bounds import set_bound
 from tests.support.waiting import until
 
-PATIENCE_S = 5
 PAUSE_S = 0.001
 
 

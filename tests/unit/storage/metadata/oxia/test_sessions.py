@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from storage.metadata.operations import BeginSession
 from storage.metadata.oxia.sessions import OxiaSession, OxiaSessions, beat_s
-from tests.support.waiting import until
-
-PATIENCE_S = 5
+from tests.support.waiting import TIMEOUT_S, until
 
 
 @pytest.mark.parametrize(("timeout_s", "pause_s"), [(2, 2 / 3), (15, 2), (30, 3), (300, 30)])
@@ -75,7 +73,7 @@ async def test_defect_in_heartbeats_ends_the_session() -> None:
     servers = Servers()
     servers.fault = RuntimeError("a defect")
     session = session_on(servers, 0, timeout_ms=60)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await session.wait_lost()
         while not servers.removed:
             await asyncio.sleep(0.001)

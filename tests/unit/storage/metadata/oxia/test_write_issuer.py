@@ -11,8 +11,8 @@ from storage.metadata.oxia.records import ShardRecord
 from storage.metadata.oxia.write_issuer import Sequences, WriteIssuer
 from storage.metadata.oxia.writes import Write, WriteOperation
 from storage.metadata.store import MetadataError
+from tests.support.waiting import TIMEOUT_S
 
-PATIENCE_S = 5
 SOON_S = 0.05
 LATE_S = 100.0
 
@@ -70,7 +70,7 @@ def put(key: str, for_s: float) -> Write:
 
 async def failed(each: Write) -> str:
     with pytest.raises(MetadataError) as caught:
-        await asyncio.wait_for(each.done, PATIENCE_S)
+        await asyncio.wait_for(each.done, TIMEOUT_S)
     return str(caught.value)
 
 
@@ -84,7 +84,7 @@ async def test_write_behind_a_version_read_fails_at_its_deadline(
         assert "nothing of it took effect" in await failed(each)
     assert not first.done.done()
     backend.answer.set()
-    await asyncio.wait_for(issuer.flush(), PATIENCE_S)
+    await asyncio.wait_for(issuer.flush(), TIMEOUT_S)
     assert backend.sent == [first, later]
 
 
@@ -96,7 +96,7 @@ async def test_a_look_ends_with_the_deadline_of_its_write(
     issuer.issue(second)
     assert "it was not sent" in await failed(first)
     backend.answer.set()
-    await asyncio.wait_for(issuer.flush(), PATIENCE_S)
+    await asyncio.wait_for(issuer.flush(), TIMEOUT_S)
     assert backend.sent == [second]
 
 
@@ -118,7 +118,7 @@ async def test_a_defect_of_a_look_ends_its_write_and_no_other(
     issuer.issue(second)
     backend.answer.set()
     assert "nothing of it was written" in await failed(first)
-    await asyncio.wait_for(issuer.flush(), PATIENCE_S)
+    await asyncio.wait_for(issuer.flush(), TIMEOUT_S)
     assert backend.sent == [second]
 
 

@@ -24,7 +24,6 @@ from storage.metadata.zookeeper.requests import Stat
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient, FakeTree
 
 LAYOUT = Layout("")
-PATIENCE_S = 20
 
 
 def fresh_tree() -> FakeTree:

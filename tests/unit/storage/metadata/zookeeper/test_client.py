@@ -16,9 +16,7 @@ from storage.metadata.zookeeper import requests
 from storage.metadata.zookeeper.client import Connection, ZooKeeperClient, _PendingAnswer
 from storage.metadata.zookeeper.requests import Answer, Failure, Request
 from tests.support.bounds import set_bound
-from tests.support.waiting import until
-
-PATIENCE_S = 20
+from tests.support.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ async def test_a_library_that_does_not_end_keeps_nobody_waiting(
     answers: list[Answer] = []
     for _ in range(2):
         client.submit(requests.sync("/"), answers.append)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await client.close()
         client.submit(requests.sync("/"), answers.append)
         while len(answers) < 3:
@@ -70,7 +68,7 @@ async def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     answers: list[Answer] = []
     for _ in range(4):
         client.submit(requests.sync("/"), answers.append)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not answers:
             await asyncio.sleep(0)
         assert [each.failure for each in answers] == [Failure.OTHER]
@@ -126,7 +124,7 @@ class Broken:
         if self.tries <= self._breaks:
             raise RuntimeError("defect")
         self._library._session_callback(KeeperState.CONNECTED)
-        assert self.held.wait(PATIENCE_S)
+        assert self.held.wait(TIMEOUT_S)
         return STOP_CONNECTING
 
 
@@ -144,7 +142,7 @@ async def test_a_library_whose_thread_breaks_is_begun_again_until_it_runs(
     broken = Broken(client, breaks=3)
     monkeypatch.setattr(client._library._connection, "_connect_loop", broken)
     with capture_logs() as logs:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await client.connect()
     assert broken.tries == 4
     assert [str(each.get("exc_info")) for each in logs] == ["defect"] * 3

@@ -15,10 +15,10 @@ from storage.metadata.zookeeper.guard import Guard
 from storage.metadata.zookeeper.plan import Plan, plan_put
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, _Multi
 from tests.support.bounds import set_bound
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.storage.metadata.zookeeper.fake_zookeeper import FakeClient
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
-    PATIENCE_S,
     FakeSession,
     add,
     fresh_tree,
@@ -56,7 +56,7 @@ async def test_a_defect_while_lost_answers_are_settled_ends_their_writes_only(
         return await read(guard)
 
     monkeypatch.setattr(Guard, "read", broken)
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1, breaks) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1, breaks) as (writes, _):
         with capture_logs() as logs:
             for level in ("/s/", "/t/"):
                 await writes.submit(put("/known", b""), None)
@@ -85,7 +85,7 @@ async def test_a_defect_in_the_plan_of_one_write_fails_it_alone(
 
     monkeypatch.setattr(module, "plan_put", broken)
     keys = ("/a", "/b", "/bad", "/c")
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         with capture_logs() as logs:
             done = [writes.submit(put(key, b"1"), None) for key in keys]
             results = await asyncio.gather(*done, return_exceptions=True)
@@ -117,7 +117,7 @@ async def test_defect_in_handling_an_answer_fails_the_waiting_write(
     def broken(*_: object) -> None:
         raise RuntimeError("defect")
 
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1, breaks) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1, breaks) as (writes, _):
         await writes.submit(put("/a", b"0"), None)
         monkeypatch.setattr(writes, place, broken)
         in_flight = writes.submit(put("/a", b"1"), None)
@@ -136,7 +136,7 @@ async def test_a_batch_that_cannot_be_handed_over_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, client):
         await writes.submit(put("/a", b"0"), None)
         submit = client.submit
 
@@ -160,7 +160,7 @@ async def test_a_write_that_cannot_be_sent_fails_alone(monkeypatch: pytest.Monke
             raise RuntimeError("defect")
         return multi(operations)
 
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         for key in keys:
             await writes.submit(put(key, b"0"), None)
         monkeypatch.setattr(requests, "multi", broken)
@@ -182,7 +182,7 @@ async def test_write_given_up_in_a_session_ends_before_others_write(
     tree = fresh_tree()
     lane = FakeSession(tree)
     submit, held = lane.connection.submit, list[tuple[Request, Done]]()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         await writes.submit(lane.put("/e", b"0"), lane)
 
         def slow(request: Request, done: Done) -> None:
@@ -212,7 +212,7 @@ async def test_a_defect_in_reading_what_a_write_needs_fails_it_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         learn = writes._loader._learn
 
         def broken(write: object, *others: object, newer: bool) -> None:
@@ -234,7 +234,7 @@ async def test_node_written_by_another_program_is_reported_unreadable(header: by
     tree = fresh_tree()
     tree.make(["/records/=a", "/records/s", "/records/s/=^FF"])
     tree.nodes["/records/=a"].data = header + b',"created":1,"modified":1}\nvalue'
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         with pytest.raises(MetadataError, match="written by something else"):
             await writes.submit(put("/a", b"1"), None)
         assert isinstance(await writes.submit(add("/s/", b"1"), None), PutResult)
@@ -249,7 +249,7 @@ async def test_ephemeral_put_not_visible_in_time_fails(
     set_bound(monkeypatch, "ZOOKEEPER_RECONNECT_MAX_S", 0.01)
     tree = fresh_tree()
     lane = FakeSession(tree)
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, client):
         submit = client.submit
         await writes.submit(lane.put("/e", b"1"), lane)
 
@@ -273,7 +273,7 @@ async def test_writes_that_timed_out_are_dropped_from_the_queue(
     set_bound(monkeypatch, "ZOOKEEPER_REQUEST_S", 0.05)
     set_bound(monkeypatch, "ZOOKEEPER_LOOK_S", 0.02)
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, client):
         monkeypatch.setattr(client, "submit", lambda *_: None)
         done = [writes.submit(put(f"/{number}", b"1"), None) for number in range(10)]
         for each in done:
@@ -290,5 +290,5 @@ async def test_a_guard_that_never_gets_an_answer_is_given_up(
     client = FakeClient(fresh_tree(), Random(1), lambda: "break")
     guard = Guard(client, LAYOUT, random.Random(1), "me")  # type: ignore[arg-type]
     with pytest.raises(MetadataError, match="look at its servers"):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await guard.open()

@@ -19,9 +19,9 @@ from storage.metadata.zookeeper.layout import decode
 from storage.metadata.zookeeper.pipeline import WritePipeline
 from storage.metadata.zookeeper.requests import Done, Request, Stat, Value
 from tests.support.bounds import set_bound
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.storage.metadata.zookeeper.pipelines import (
     LAYOUT,
-    PATIENCE_S,
     FakeSession,
     add,
     delete,
@@ -68,7 +68,7 @@ def brief(outcome: object) -> object:
 async def test_an_update_writes_no_index_entry_that_stays() -> None:
     tree = fresh_tree()
     stays, goes, comes = (IndexEntry("i", key) for key in ("stays", "goes", "comes"))
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         await writes.submit(put("/a", b"1", indexes=(stays, goes)), None)
         await writes.submit(put("/a", b"2", indexes=(stays, comes)), None)
     entries = {entry: tree.nodes.get(LAYOUT.entry(entry, "/a")) for entry in (stays, goes, comes)}
@@ -87,7 +87,7 @@ async def test_outcomes_are_those_of_one_after_the_other(seed: int) -> None:
     expected: list[object] = []
     futures: list[asyncio.Future[PutResult | bool]] = []
     async with (
-        asyncio.timeout(PATIENCE_S),
+        asyncio.timeout(TIMEOUT_S),
         pipeline(tree, seed, lambda: "break" if rng.random() < rate else "") as (writes, client),
     ):
         for number in range(150):
@@ -120,7 +120,7 @@ async def test_sessions_that_expire_leave_no_wrong_answer(seed: int) -> None:
     rng = Random(seed)
     tree = fresh_tree()
     async with (
-        asyncio.timeout(PATIENCE_S),
+        asyncio.timeout(TIMEOUT_S),
         pipeline(tree, seed, lambda: "expire" if rng.random() < 0.1 else "") as (writes, _),
     ):
         futures = []
@@ -156,7 +156,7 @@ async def test_two_processes_lose_no_increment(seed: int) -> None:
         return "break" if rng.random() < 0.03 else ""
 
     async with (
-        asyncio.timeout(PATIENCE_S),
+        asyncio.timeout(TIMEOUT_S),
         pipeline(tree, seed, breaks) as (one, _),
         pipeline(tree, seed + 1000, breaks) as (two, _),
     ):
@@ -192,7 +192,7 @@ async def test_a_write_that_others_always_come_before_gives_up(
 ) -> None:
     set_bound(monkeypatch, "ZOOKEEPER_TRIES", 3)
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, client):
         await writes.submit(put("/a", b"1"), None)
         apply = tree.apply
 
@@ -213,7 +213,7 @@ async def test_a_write_that_others_always_come_before_gives_up(
 async def test_a_guard_that_is_used_up_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     set_bound(monkeypatch, "LAST_NODE_VERSION", 5, in_module="storage.metadata.zookeeper.guard")
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         for number in range(30):
             await writes.submit(put("/a", str(number).encode()), None)
         assert stored(tree)["/a"] == (b"29", 29)
@@ -224,7 +224,7 @@ async def test_a_key_of_a_sequence_level_is_refused_by_another_process() -> None
     """The other one does not know of the sequence, and must find out."""
     tree = fresh_tree()
     async with (
-        asyncio.timeout(PATIENCE_S),
+        asyncio.timeout(TIMEOUT_S),
         pipeline(tree, 1) as (one, _),
         pipeline(tree, 2) as (two, _),
     ):
@@ -240,7 +240,7 @@ async def test_a_key_of_a_sequence_level_is_refused_by_another_process() -> None
 async def test_empty_directories_go_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     set_bound(monkeypatch, "ZOOKEEPER_PRUNE_S", 0)
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         for _ in range(3):
             await writes.submit(put("/a/b/c", b"1"), None)
             await writes.submit(add("/q/s/", b"1"), None)
@@ -252,7 +252,7 @@ async def test_empty_directories_go_and_come_back(monkeypatch: pytest.MonkeyPatc
 
 async def test_closing_the_pipeline_answers_waiting_writes() -> None:
     tree = fresh_tree()
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         last = writes.submit(put("/a", b"1"), None)
     assert isinstance(await last, PutResult)
     with pytest.raises(MetadataError):
@@ -263,7 +263,7 @@ async def test_ephemeral_records_belong_to_their_session_and_change_hands() -> N
     tree = fresh_tree()
     lanes = [FakeSession(tree), FakeSession(tree)]
     entries = (IndexEntry("i", "k"),)
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, client):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, client):
         outcomes = await asyncio.gather(
             writes.submit(put("/e", b"0", None, entries), None),
             writes.submit(lanes[0].put("/e", b"1", entries), lanes[0]),
@@ -295,7 +295,7 @@ async def test_a_cancelled_write_of_a_session_takes_no_other_along() -> None:
     def refuse(request: Request, done: Done) -> None:
         raise AssertionError("it went through the session")
 
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         cancelled = writes.submit(lane.put("/e", b"1"), lane)
         other = writes.submit(put("/p", b"0"), None)
         cancelled.cancel()
@@ -307,7 +307,7 @@ async def test_a_cancelled_write_of_a_session_takes_no_other_along() -> None:
 async def test_a_lost_session_puts_nothing() -> None:
     tree = fresh_tree()
     lane = FakeSession(tree)
-    async with asyncio.timeout(PATIENCE_S), pipeline(tree, 1) as (writes, _):
+    async with asyncio.timeout(TIMEOUT_S), pipeline(tree, 1) as (writes, _):
         waiting = writes.submit(lane.put("/e", b"1"), lane)
         lane.lost = True
         with pytest.raises(SessionLost):

@@ -13,9 +13,9 @@ from storage.metadata.zookeeper.client import Connection, RequestFailed
 from storage.metadata.zookeeper.layout import Layout
 from storage.metadata.zookeeper.requests import Answer, Done, Failure, Request, Value
 from storage.metadata.zookeeper.sessions import ZooKeeperSession
+from tests.support.waiting import TIMEOUT_S
 
 TIMEOUT_MS = 90
-PATIENCE_S = 10
 
 
 class FakeConnection:
@@ -92,7 +92,7 @@ def connection(session: ZooKeeperSession) -> FakeConnection:
 
 
 async def until_lost(session: ZooKeeperSession) -> None:
-    await asyncio.wait_for(session.wait_lost(), PATIENCE_S)
+    await asyncio.wait_for(session.wait_lost(), TIMEOUT_S)
 
 
 async def test_session_lives_as_long_as_the_server_answers(session: ZooKeeperSession) -> None:

@@ -249,7 +249,7 @@ def _decode(data: bytes, command_start: int, command_size: int, end: int) -> Rec
             if magic == _MAGIC and size <= left and crc32c(stored[CHECKED_FROM:]) == checksum:
                 raw = stored[_ENTRY_HEAD_BYTES : _ENTRY_HEAD_BYTES + size]
                 plain = TRANSACTION_BYTE not in raw or not may_name_transaction(raw)
-                return _new_tuple(Send, (*known, stored, plain, False, None, None))
+                return _new_tuple(Send, (*known, stored, plain, False, None, None, False))
         return _usual_send(known, _checked(_SEND, stored))
     command = parse_command(data[command_start:command_end])
     kind = command.type
@@ -282,7 +282,7 @@ def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
     error: ChecksumMismatch | ReplicatorOnly | None = None
     if not isinstance(checked, bytes):
         error = checked
-    elif send.marker or send.HasField("message_id"):
+    elif send.HasField("message_id"):
         error = _replicator_only()
     else:
         entry = checked
@@ -293,17 +293,24 @@ def _rare_send(send: CommandSend, checked: bytes | ChecksumMismatch) -> Send:
         send.highest_sequence_id,
         send.num_messages,
         entry,
-        plain=not (entry is None or send.is_chunk or in_transaction or _names_transaction(entry)),
+        plain=not (
+            entry is None
+            or send.is_chunk
+            or send.marker
+            or in_transaction
+            or _names_transaction(entry)
+        ),
         is_chunk=send.is_chunk,
         txnid=(send.txnid_most_bits, send.txnid_least_bits) if in_transaction else None,
         error=error,
+        marker=send.marker,
     )
 
 
 def _replicator_only() -> ReplicatorOnly:
     return ReplicatorOnly(
-        "The SEND has a message id, or is a marker, as replicators send to shadow topics and other "
-        "clusters. There is one cluster and no shadow topic: send messages without either."
+        "The SEND has a message id, as replicators send to shadow topics. There are none here: "
+        "send messages without it."
     )
 
 

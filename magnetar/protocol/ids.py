@@ -31,6 +31,11 @@ class Position(NamedTuple):
         """The text `ledger:entry`, for people and REST."""
         return f"{self.ledger_id}:{self.entry_id}"
 
+    @property
+    def following(self) -> "Position":
+        """The position right behind the entry, whether one is there or not."""
+        return Position(self.ledger_id, self.entry_id + 1)
+
 
 EARLIEST = Position(-1, -1)
 LATEST = Position(LONG_MAX, LONG_MAX)

@@ -160,8 +160,8 @@ def sticky_key(metadata: MessageMetadata) -> bytes:
     return key
 
 
-def partition_key(metadata: MessageMetadata) -> bytes | None:
-    """The key of a message, or of the first one of a batch; None without a key.
+def partition_key(metadata: MessageMetadata | SingleMessageMetadata) -> bytes | None:
+    """The key of a message, also of one in a batch, or of the first one of a batch; None without.
 
     A key that is marked as base64 and is not counts as text.
     """

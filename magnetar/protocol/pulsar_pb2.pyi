@@ -307,7 +307,7 @@ class EncryptionKeys(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., metadata: _Optional[_Iterable[_Union[KeyValue, _Mapping[str, object]]]] = ...) -> None: ...
 
 class MessageMetadata(_message.Message):
-    __slots__ = ("producer_name", "sequence_id", "publish_time", "properties", "replicated_from", "partition_key", "replicate_to", "compression", "uncompressed_size", "num_messages_in_batch", "event_time", "encryption_keys", "encryption_algo", "encryption_param", "schema_version", "partition_key_b64_encoded", "ordering_key", "deliver_at_time", "marker_type", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id", "null_value", "uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id", "null_partition_key", "compacted_batch_indexes", "schema_id", "entry_hash_min", "entry_hash_max")
+    __slots__ = ("producer_name", "sequence_id", "publish_time", "properties", "replicated_from", "partition_key", "replicate_to", "compression", "uncompressed_size", "num_messages_in_batch", "event_time", "encryption_keys", "encryption_algo", "encryption_param", "schema_version", "partition_key_b64_encoded", "ordering_key", "deliver_at_time", "marker_type", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id", "null_value", "uuid", "num_chunks_from_msg", "total_chunk_msg_size", "chunk_id", "null_partition_key", "compacted_batch_indexes", "schema_id", "entry_hash_min", "entry_hash_max", "replicated_part")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +340,7 @@ class MessageMetadata(_message.Message):
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_HASH_MIN_FIELD_NUMBER: _ClassVar[int]
     ENTRY_HASH_MAX_FIELD_NUMBER: _ClassVar[int]
+    REPLICATED_PART_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     sequence_id: int
     publish_time: int
@@ -372,7 +373,28 @@ class MessageMetadata(_message.Message):
     schema_id: bytes
     entry_hash_min: int
     entry_hash_max: int
-    def __init__(self, producer_name: _Optional[str] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping[str, object]]]] = ..., replicated_from: _Optional[str] = ..., partition_key: _Optional[str] = ..., replicate_to: _Optional[_Iterable[str]] = ..., compression: _Optional[_Union[CompressionType, str]] = ..., uncompressed_size: _Optional[int] = ..., num_messages_in_batch: _Optional[int] = ..., event_time: _Optional[int] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKeys, _Mapping[str, object]]]] = ..., encryption_algo: _Optional[str] = ..., encryption_param: _Optional[bytes] = ..., schema_version: _Optional[bytes] = ..., partition_key_b64_encoded: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., null_value: _Optional[bool] = ..., uuid: _Optional[str] = ..., num_chunks_from_msg: _Optional[int] = ..., total_chunk_msg_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., null_partition_key: _Optional[bool] = ..., compacted_batch_indexes: _Optional[_Iterable[int]] = ..., schema_id: _Optional[bytes] = ..., entry_hash_min: _Optional[int] = ..., entry_hash_max: _Optional[int] = ...) -> None: ...
+    replicated_part: ReplicatedPart
+    def __init__(self, producer_name: _Optional[str] = ..., sequence_id: _Optional[int] = ..., publish_time: _Optional[int] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping[str, object]]]] = ..., replicated_from: _Optional[str] = ..., partition_key: _Optional[str] = ..., replicate_to: _Optional[_Iterable[str]] = ..., compression: _Optional[_Union[CompressionType, str]] = ..., uncompressed_size: _Optional[int] = ..., num_messages_in_batch: _Optional[int] = ..., event_time: _Optional[int] = ..., encryption_keys: _Optional[_Iterable[_Union[EncryptionKeys, _Mapping[str, object]]]] = ..., encryption_algo: _Optional[str] = ..., encryption_param: _Optional[bytes] = ..., schema_version: _Optional[bytes] = ..., partition_key_b64_encoded: _Optional[bool] = ..., ordering_key: _Optional[bytes] = ..., deliver_at_time: _Optional[int] = ..., marker_type: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., null_value: _Optional[bool] = ..., uuid: _Optional[str] = ..., num_chunks_from_msg: _Optional[int] = ..., total_chunk_msg_size: _Optional[int] = ..., chunk_id: _Optional[int] = ..., null_partition_key: _Optional[bool] = ..., compacted_batch_indexes: _Optional[_Iterable[int]] = ..., schema_id: _Optional[bytes] = ..., entry_hash_min: _Optional[int] = ..., entry_hash_max: _Optional[int] = ..., replicated_part: _Optional[_Union[ReplicatedPart, _Mapping[str, object]]] = ...) -> None: ...
+
+class ReplicatedPart(_message.Message):
+    __slots__ = ("incarnation", "segment_id", "ledger_id", "entry_id", "hash_start", "hash_end", "bucket_start", "bucket_end")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    HASH_START_FIELD_NUMBER: _ClassVar[int]
+    HASH_END_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_START_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_END_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    segment_id: int
+    ledger_id: int
+    entry_id: int
+    hash_start: int
+    hash_end: int
+    bucket_start: int
+    bucket_end: int
+    def __init__(self, incarnation: _Optional[int] = ..., segment_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., hash_start: _Optional[int] = ..., hash_end: _Optional[int] = ..., bucket_start: _Optional[int] = ..., bucket_end: _Optional[int] = ...) -> None: ...
 
 class SingleMessageMetadata(_message.Message):
     __slots__ = ("properties", "partition_key", "payload_size", "compacted_out", "event_time", "partition_key_b64_encoded", "ordering_key", "sequence_id", "null_value", "null_partition_key")
@@ -455,7 +477,7 @@ class CommandConnect(_message.Message):
     def __init__(self, client_version: _Optional[str] = ..., auth_method: _Optional[_Union[AuthMethod, str]] = ..., auth_data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., auth_method_name: _Optional[str] = ..., proxy_to_broker_url: _Optional[str] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., proxy_version: _Optional[str] = ...) -> None: ...
 
 class CommandConnected(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "max_message_size", "feature_flags", "transaction_keys", "transaction_groups", "segment_reads")
+    __slots__ = ("server_version", "protocol_version", "max_message_size", "feature_flags", "transaction_keys", "transaction_groups", "segment_reads", "segment_replication", "replicated_segment_subscriptions")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +485,8 @@ class CommandConnected(_message.Message):
     TRANSACTION_KEYS_FIELD_NUMBER: _ClassVar[int]
     TRANSACTION_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_READS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_REPLICATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICATED_SEGMENT_SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     max_message_size: int
@@ -470,7 +494,9 @@ class CommandConnected(_message.Message):
     transaction_keys: bool
     transaction_groups: bool
     segment_reads: bool
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., transaction_keys: _Optional[bool] = ..., transaction_groups: _Optional[bool] = ..., segment_reads: _Optional[bool] = ...) -> None: ...
+    segment_replication: bool
+    replicated_segment_subscriptions: bool
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_message_size: _Optional[int] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping[str, object]]] = ..., transaction_keys: _Optional[bool] = ..., transaction_groups: _Optional[bool] = ..., segment_reads: _Optional[bool] = ..., segment_replication: _Optional[bool] = ..., replicated_segment_subscriptions: _Optional[bool] = ...) -> None: ...
 
 class AuthData(_message.Message):
     __slots__ = ("auth_method_name", "auth_data")
@@ -761,7 +787,7 @@ class CommandGetOrCreateSchemaResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., error_code: _Optional[_Union[ServerError, str]] = ..., error_message: _Optional[str] = ..., schema_version: _Optional[bytes] = ...) -> None: ...
 
 class CommandProducer(_message.Message):
-    __slots__ = ("topic", "producer_id", "request_id", "producer_name", "encrypted", "metadata", "schema", "epoch", "user_provided_producer_name", "producer_access_mode", "topic_epoch", "txn_enabled", "initial_subscription_name")
+    __slots__ = ("topic", "producer_id", "request_id", "producer_name", "encrypted", "metadata", "schema", "epoch", "user_provided_producer_name", "producer_access_mode", "topic_epoch", "txn_enabled", "initial_subscription_name", "source_state")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -775,6 +801,7 @@ class CommandProducer(_message.Message):
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TXN_ENABLED_FIELD_NUMBER: _ClassVar[int]
     INITIAL_SUBSCRIPTION_NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_STATE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_id: int
     request_id: int
@@ -788,23 +815,58 @@ class CommandProducer(_message.Message):
     topic_epoch: int
     txn_enabled: bool
     initial_subscription_name: str
-    def __init__(self, topic: _Optional[str] = ..., producer_id: _Optional[int] = ..., request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., encrypted: _Optional[bool] = ..., metadata: _Optional[_Iterable[_Union[KeyValue, _Mapping[str, object]]]] = ..., schema: _Optional[_Union[Schema, _Mapping[str, object]]] = ..., epoch: _Optional[int] = ..., user_provided_producer_name: _Optional[bool] = ..., producer_access_mode: _Optional[_Union[ProducerAccessMode, str]] = ..., topic_epoch: _Optional[int] = ..., txn_enabled: _Optional[bool] = ..., initial_subscription_name: _Optional[str] = ...) -> None: ...
+    source_state: SourceState
+    def __init__(self, topic: _Optional[str] = ..., producer_id: _Optional[int] = ..., request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., encrypted: _Optional[bool] = ..., metadata: _Optional[_Iterable[_Union[KeyValue, _Mapping[str, object]]]] = ..., schema: _Optional[_Union[Schema, _Mapping[str, object]]] = ..., epoch: _Optional[int] = ..., user_provided_producer_name: _Optional[bool] = ..., producer_access_mode: _Optional[_Union[ProducerAccessMode, str]] = ..., topic_epoch: _Optional[int] = ..., txn_enabled: _Optional[bool] = ..., initial_subscription_name: _Optional[str] = ..., source_state: _Optional[_Union[SourceState, _Mapping[str, object]]] = ...) -> None: ...
+
+class SourceState(_message.Message):
+    __slots__ = ("incarnation", "segment_id", "owner_epoch", "layout_epoch", "segments", "ancestors", "ledger_id", "entry_id")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ANCESTORS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    segment_id: int
+    owner_epoch: int
+    layout_epoch: int
+    segments: _containers.RepeatedScalarFieldContainer[int]
+    ancestors: _containers.RepeatedScalarFieldContainer[int]
+    ledger_id: int
+    entry_id: int
+    def __init__(self, incarnation: _Optional[int] = ..., segment_id: _Optional[int] = ..., owner_epoch: _Optional[int] = ..., layout_epoch: _Optional[int] = ..., segments: _Optional[_Iterable[int]] = ..., ancestors: _Optional[_Iterable[int]] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class CommandProducerSuccess(_message.Message):
-    __slots__ = ("request_id", "producer_name", "last_sequence_id", "schema_version", "topic_epoch", "producer_ready")
+    __slots__ = ("request_id", "producer_name", "last_sequence_id", "schema_version", "topic_epoch", "producer_ready", "replicated_ranges")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_READY_FIELD_NUMBER: _ClassVar[int]
+    REPLICATED_RANGES_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     producer_name: str
     last_sequence_id: int
     schema_version: bytes
     topic_epoch: int
     producer_ready: bool
-    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., schema_version: _Optional[bytes] = ..., topic_epoch: _Optional[int] = ..., producer_ready: _Optional[bool] = ...) -> None: ...
+    replicated_ranges: _containers.RepeatedCompositeFieldContainer[ReplicatedRange]
+    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., schema_version: _Optional[bytes] = ..., topic_epoch: _Optional[int] = ..., producer_ready: _Optional[bool] = ..., replicated_ranges: _Optional[_Iterable[_Union[ReplicatedRange, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ReplicatedRange(_message.Message):
+    __slots__ = ("hash_start", "ledger_id", "entry_id", "bucket_hash")
+    HASH_START_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_HASH_FIELD_NUMBER: _ClassVar[int]
+    hash_start: int
+    ledger_id: int
+    entry_id: int
+    bucket_hash: int
+    def __init__(self, hash_start: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., bucket_hash: _Optional[int] = ...) -> None: ...
 
 class CommandSend(_message.Message):
     __slots__ = ("producer_id", "sequence_id", "num_messages", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id", "is_chunk", "marker", "message_id")
@@ -1858,6 +1920,58 @@ class CommandReadEntriesResponse(_message.Message):
     at_end: bool
     def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., next: _Optional[_Union[MessageIdData, _Mapping[str, object]]] = ..., entries: _Optional[_Iterable[_Union[ReadEntry, _Mapping[str, object]]]] = ..., at_end: _Optional[bool] = ...) -> None: ...
 
+class CommandSubscriptionPositions(_message.Message):
+    __slots__ = ("request_id", "topic", "cluster", "incarnation", "layout_epoch", "segments", "subscriptions", "made_for")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    MADE_FOR_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    cluster: str
+    incarnation: int
+    layout_epoch: int
+    segments: _containers.RepeatedScalarFieldContainer[int]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionPositions]
+    made_for: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., cluster: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_epoch: _Optional[int] = ..., segments: _Optional[_Iterable[int]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionPositions, _Mapping[str, object]]]] = ..., made_for: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SubscriptionPositions(_message.Message):
+    __slots__ = ("subscription", "positions")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    positions: _containers.RepeatedCompositeFieldContainer[SegmentPosition]
+    def __init__(self, subscription: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[SegmentPosition, _Mapping[str, object]]]] = ...) -> None: ...
+
+class SegmentPosition(_message.Message):
+    __slots__ = ("segment_id", "ledger_id", "entry_id")
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    segment_id: int
+    ledger_id: int
+    entry_id: int
+    def __init__(self, segment_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+
+class CommandSubscriptionPositionsResponse(_message.Message):
+    __slots__ = ("request_id", "subscriptions", "not_replicated", "late", "incarnation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NOT_REPLICATED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionPositions]
+    not_replicated: _containers.RepeatedScalarFieldContainer[str]
+    late: _containers.RepeatedScalarFieldContainer[str]
+    incarnation: int
+    def __init__(self, request_id: _Optional[int] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionPositions, _Mapping[str, object]]]] = ..., not_replicated: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class CommandEndTxnOnPartition(_message.Message):
     __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "topic", "txn_action", "txnid_least_bits_of_low_watermark")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -2065,7 +2179,7 @@ class BatchedTransactionMetadataEntry(_message.Message):
     def __init__(self, transaction_logs: _Optional[_Iterable[_Union[TransactionMetadataEntry, _Mapping[str, object]]]] = ...) -> None: ...
 
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_transaction_key", "open_transaction_key_response", "attach_transaction_key", "attach_transaction_key_response", "begin_attempt", "begin_attempt_response", "commit_group", "commit_group_response", "abort_group", "abort_group_response", "extend_group", "extend_group_response", "plan_range", "plan_range_response", "read_entries", "read_entries_response")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliver_unacknowledged_messages", "partitioned_metadata", "partitioned_metadata_response", "lookup", "lookup_response", "consumer_stats", "consumer_stats_response", "reached_end_of_topic", "seek", "get_last_message_id", "get_last_message_id_response", "active_consumer_change", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "ack_response", "get_or_create_schema", "get_or_create_schema_response", "new_txn", "new_txn_response", "add_partition_to_txn", "add_partition_to_txn_response", "add_subscription_to_txn", "add_subscription_to_txn_response", "end_txn", "end_txn_response", "end_txn_on_partition", "end_txn_on_partition_response", "end_txn_on_subscription", "end_txn_on_subscription_response", "tc_client_connect_request", "tc_client_connect_response", "watch_topic_list", "watch_topic_list_success", "watch_topic_update", "watch_topic_list_close", "topic_migrated", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_close", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "scalable_topic_assignment_update", "watch_scalable_topics", "watch_scalable_topics_update", "watch_scalable_topics_close", "watch_tc_assignments", "watch_tc_assignments_update", "watch_tc_assignments_close", "scalable_topic_unsubscribe", "open_transaction_key", "open_transaction_key_response", "attach_transaction_key", "attach_transaction_key_response", "begin_attempt", "begin_attempt_response", "commit_group", "commit_group_response", "abort_group", "abort_group_response", "extend_group", "extend_group_response", "plan_range", "plan_range_response", "read_entries", "read_entries_response", "subscription_positions", "subscription_positions_response")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONNECT: _ClassVar[BaseCommand.Type]
@@ -2155,6 +2269,8 @@ class BaseCommand(_message.Message):
         PLAN_RANGE_RESPONSE: _ClassVar[BaseCommand.Type]
         READ_ENTRIES: _ClassVar[BaseCommand.Type]
         READ_ENTRIES_RESPONSE: _ClassVar[BaseCommand.Type]
+        SUBSCRIPTION_POSITIONS: _ClassVar[BaseCommand.Type]
+        SUBSCRIPTION_POSITIONS_RESPONSE: _ClassVar[BaseCommand.Type]
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
@@ -2242,6 +2358,8 @@ class BaseCommand(_message.Message):
     PLAN_RANGE_RESPONSE: BaseCommand.Type
     READ_ENTRIES: BaseCommand.Type
     READ_ENTRIES_RESPONSE: BaseCommand.Type
+    SUBSCRIPTION_POSITIONS: BaseCommand.Type
+    SUBSCRIPTION_POSITIONS_RESPONSE: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -2330,6 +2448,8 @@ class BaseCommand(_message.Message):
     PLAN_RANGE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     READ_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     READ_ENTRIES_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_POSITIONS_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     type: BaseCommand.Type
     connect: CommandConnect
     connected: CommandConnected
@@ -2418,4 +2538,6 @@ class BaseCommand(_message.Message):
     plan_range_response: CommandPlanRangeResponse
     read_entries: CommandReadEntries
     read_entries_response: CommandReadEntriesResponse
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping[str, object]]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping[str, object]]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping[str, object]]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping[str, object]]] = ..., send: _Optional[_Union[CommandSend, _Mapping[str, object]]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping[str, object]]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping[str, object]]] = ..., message: _Optional[_Union[CommandMessage, _Mapping[str, object]]] = ..., ack: _Optional[_Union[CommandAck, _Mapping[str, object]]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping[str, object]]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping[str, object]]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping[str, object]]] = ..., error: _Optional[_Union[CommandError, _Mapping[str, object]]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping[str, object]]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping[str, object]]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping[str, object]]] = ..., ping: _Optional[_Union[CommandPing, _Mapping[str, object]]] = ..., pong: _Optional[_Union[CommandPong, _Mapping[str, object]]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping[str, object]]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping[str, object]]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping[str, object]]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping[str, object]]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping[str, object]]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping[str, object]]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping[str, object]]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping[str, object]]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping[str, object]]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping[str, object]]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping[str, object]]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping[str, object]]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping[str, object]]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping[str, object]]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping[str, object]]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping[str, object]]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping[str, object]]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping[str, object]]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping[str, object]]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping[str, object]]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping[str, object]]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping[str, object]]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping[str, object]]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping[str, object]]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping[str, object]]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping[str, object]]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping[str, object]]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping[str, object]]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping[str, object]]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping[str, object]]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping[str, object]]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping[str, object]]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping[str, object]]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping[str, object]]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping[str, object]]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping[str, object]]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping[str, object]]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping[str, object]]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping[str, object]]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping[str, object]]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping[str, object]]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping[str, object]]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping[str, object]]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping[str, object]]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping[str, object]]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping[str, object]]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping[str, object]]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping[str, object]]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping[str, object]]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping[str, object]]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping[str, object]]] = ..., open_transaction_key: _Optional[_Union[CommandOpenTransactionKey, _Mapping[str, object]]] = ..., open_transaction_key_response: _Optional[_Union[CommandOpenTransactionKeyResponse, _Mapping[str, object]]] = ..., attach_transaction_key: _Optional[_Union[CommandAttachTransactionKey, _Mapping[str, object]]] = ..., attach_transaction_key_response: _Optional[_Union[CommandAttachTransactionKeyResponse, _Mapping[str, object]]] = ..., begin_attempt: _Optional[_Union[CommandBeginAttempt, _Mapping[str, object]]] = ..., begin_attempt_response: _Optional[_Union[CommandBeginAttemptResponse, _Mapping[str, object]]] = ..., commit_group: _Optional[_Union[CommandCommitGroup, _Mapping[str, object]]] = ..., commit_group_response: _Optional[_Union[CommandCommitGroupResponse, _Mapping[str, object]]] = ..., abort_group: _Optional[_Union[CommandAbortGroup, _Mapping[str, object]]] = ..., abort_group_response: _Optional[_Union[CommandAbortGroupResponse, _Mapping[str, object]]] = ..., extend_group: _Optional[_Union[CommandExtendGroup, _Mapping[str, object]]] = ..., extend_group_response: _Optional[_Union[CommandExtendGroupResponse, _Mapping[str, object]]] = ..., plan_range: _Optional[_Union[CommandPlanRange, _Mapping[str, object]]] = ..., plan_range_response: _Optional[_Union[CommandPlanRangeResponse, _Mapping[str, object]]] = ..., read_entries: _Optional[_Union[CommandReadEntries, _Mapping[str, object]]] = ..., read_entries_response: _Optional[_Union[CommandReadEntriesResponse, _Mapping[str, object]]] = ...) -> None: ...
+    subscription_positions: CommandSubscriptionPositions
+    subscription_positions_response: CommandSubscriptionPositionsResponse
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping[str, object]]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping[str, object]]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping[str, object]]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping[str, object]]] = ..., send: _Optional[_Union[CommandSend, _Mapping[str, object]]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping[str, object]]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping[str, object]]] = ..., message: _Optional[_Union[CommandMessage, _Mapping[str, object]]] = ..., ack: _Optional[_Union[CommandAck, _Mapping[str, object]]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping[str, object]]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping[str, object]]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping[str, object]]] = ..., error: _Optional[_Union[CommandError, _Mapping[str, object]]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping[str, object]]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping[str, object]]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping[str, object]]] = ..., ping: _Optional[_Union[CommandPing, _Mapping[str, object]]] = ..., pong: _Optional[_Union[CommandPong, _Mapping[str, object]]] = ..., redeliver_unacknowledged_messages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping[str, object]]] = ..., partitioned_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping[str, object]]] = ..., partitioned_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping[str, object]]] = ..., lookup: _Optional[_Union[CommandLookupTopic, _Mapping[str, object]]] = ..., lookup_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping[str, object]]] = ..., consumer_stats: _Optional[_Union[CommandConsumerStats, _Mapping[str, object]]] = ..., consumer_stats_response: _Optional[_Union[CommandConsumerStatsResponse, _Mapping[str, object]]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping[str, object]]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping[str, object]]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping[str, object]]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping[str, object]]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping[str, object]]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping[str, object]]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping[str, object]]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping[str, object]]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping[str, object]]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping[str, object]]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping[str, object]]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping[str, object]]] = ..., get_or_create_schema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping[str, object]]] = ..., get_or_create_schema_response: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping[str, object]]] = ..., new_txn: _Optional[_Union[CommandNewTxn, _Mapping[str, object]]] = ..., new_txn_response: _Optional[_Union[CommandNewTxnResponse, _Mapping[str, object]]] = ..., add_partition_to_txn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping[str, object]]] = ..., add_partition_to_txn_response: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping[str, object]]] = ..., add_subscription_to_txn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping[str, object]]] = ..., add_subscription_to_txn_response: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping[str, object]]] = ..., end_txn: _Optional[_Union[CommandEndTxn, _Mapping[str, object]]] = ..., end_txn_response: _Optional[_Union[CommandEndTxnResponse, _Mapping[str, object]]] = ..., end_txn_on_partition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping[str, object]]] = ..., end_txn_on_partition_response: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping[str, object]]] = ..., end_txn_on_subscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping[str, object]]] = ..., end_txn_on_subscription_response: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping[str, object]]] = ..., tc_client_connect_request: _Optional[_Union[CommandTcClientConnectRequest, _Mapping[str, object]]] = ..., tc_client_connect_response: _Optional[_Union[CommandTcClientConnectResponse, _Mapping[str, object]]] = ..., watch_topic_list: _Optional[_Union[CommandWatchTopicList, _Mapping[str, object]]] = ..., watch_topic_list_success: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping[str, object]]] = ..., watch_topic_update: _Optional[_Union[CommandWatchTopicUpdate, _Mapping[str, object]]] = ..., watch_topic_list_close: _Optional[_Union[CommandWatchTopicListClose, _Mapping[str, object]]] = ..., topic_migrated: _Optional[_Union[CommandTopicMigrated, _Mapping[str, object]]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping[str, object]]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping[str, object]]] = ..., scalable_topic_close: _Optional[_Union[CommandScalableTopicClose, _Mapping[str, object]]] = ..., scalable_topic_subscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping[str, object]]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping[str, object]]] = ..., scalable_topic_assignment_update: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping[str, object]]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping[str, object]]] = ..., watch_scalable_topics_close: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping[str, object]]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping[str, object]]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping[str, object]]] = ..., watch_tc_assignments_close: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping[str, object]]] = ..., scalable_topic_unsubscribe: _Optional[_Union[CommandScalableTopicUnsubscribe, _Mapping[str, object]]] = ..., open_transaction_key: _Optional[_Union[CommandOpenTransactionKey, _Mapping[str, object]]] = ..., open_transaction_key_response: _Optional[_Union[CommandOpenTransactionKeyResponse, _Mapping[str, object]]] = ..., attach_transaction_key: _Optional[_Union[CommandAttachTransactionKey, _Mapping[str, object]]] = ..., attach_transaction_key_response: _Optional[_Union[CommandAttachTransactionKeyResponse, _Mapping[str, object]]] = ..., begin_attempt: _Optional[_Union[CommandBeginAttempt, _Mapping[str, object]]] = ..., begin_attempt_response: _Optional[_Union[CommandBeginAttemptResponse, _Mapping[str, object]]] = ..., commit_group: _Optional[_Union[CommandCommitGroup, _Mapping[str, object]]] = ..., commit_group_response: _Optional[_Union[CommandCommitGroupResponse, _Mapping[str, object]]] = ..., abort_group: _Optional[_Union[CommandAbortGroup, _Mapping[str, object]]] = ..., abort_group_response: _Optional[_Union[CommandAbortGroupResponse, _Mapping[str, object]]] = ..., extend_group: _Optional[_Union[CommandExtendGroup, _Mapping[str, object]]] = ..., extend_group_response: _Optional[_Union[CommandExtendGroupResponse, _Mapping[str, object]]] = ..., plan_range: _Optional[_Union[CommandPlanRange, _Mapping[str, object]]] = ..., plan_range_response: _Optional[_Union[CommandPlanRangeResponse, _Mapping[str, object]]] = ..., read_entries: _Optional[_Union[CommandReadEntries, _Mapping[str, object]]] = ..., read_entries_response: _Optional[_Union[CommandReadEntriesResponse, _Mapping[str, object]]] = ..., subscription_positions: _Optional[_Union[CommandSubscriptionPositions, _Mapping[str, object]]] = ..., subscription_positions_response: _Optional[_Union[CommandSubscriptionPositionsResponse, _Mapping[str, object]]] = ...) -> None: ...

@@ -26,9 +26,9 @@ class Send(NamedTuple):
     """One SEND of a peer: the fields of `CommandSend` by their names, and its entry.
 
     `entry` is the entry to store, unless `error` is set: then the entry's checksum was wrong, or
-    the SEND has fields that only replicators send, and the answer is a SEND_ERROR with the error's
-    code.  `plain` says that the entry is not a chunk and has no transaction, neither in the command
-    nor in its metadata.
+    the SEND has a message id, as for a shadow topic, and the answer is a SEND_ERROR with the
+    error's code.  `plain` says that the entry is neither a chunk nor a marker and has no
+    transaction, neither in the command nor in its metadata.
     """
 
     producer_id: int
@@ -41,6 +41,8 @@ class Send(NamedTuple):
     txnid: tuple[int, int] | None = None
     """The most and least bits of the transaction; (0, 0) is a transaction too."""
     error: PeerError | None = None
+    marker: bool = False
+    """Whether it is a marker, by the SEND: only a replicator may send one."""
 
 
 Received = Frame | Send

@@ -72,7 +72,7 @@ def outcome(chunks: list[bytes]) -> tuple[list[Received], type[FrameError] | Non
 
 def comparable(frames: list[Received]) -> list[tuple[object, ...]]:
     return [
-        (*f[:-1], str(f.error))
+        (*f._replace(error=None), str(f.error))
         if isinstance(f, Send)
         else (f.command.SerializeToString(), f.entry, str(f.error))
         for f in frames

@@ -140,14 +140,15 @@ def test_a_decoded_send_has_the_fields_of_its_command(
         txnid = send.txnid_most_bits, send.txnid_least_bits
     metadata = entry[10 : 10 + int.from_bytes(entry[6:10], "big")]
     assert type(received) is Send
-    replicated = send.marker or send.HasField("message_id")
-    assert isinstance(received.error, ReplicatorOnly) is replicated
-    rare = send.is_chunk or txnid is not None or replicated
+    refused = send.HasField("message_id")
+    assert isinstance(received.error, ReplicatorOnly) is refused
+    rare = send.is_chunk or txnid is not None or refused or send.marker
     assert received == Send(
         *fields(send),
-        None if replicated else entry,
+        None if refused else entry,
         plain=not rare and not may_name_transaction(metadata),
         is_chunk=send.is_chunk,
         txnid=txnid,
         error=received.error,
+        marker=send.marker,
     )

@@ -23,7 +23,8 @@ LOOKUP_REDIRECTS: Final = 20
 CLOSE_FLUSH_S: Final = 5.0
 """How long a closing connection may take to write its buffer."""
 KNOWN_BROKERS: Final = 1000
-"""Brokers whose TLS addresses are kept; the oldest go first."""
+"""Brokers to which a client keeps connections, and whose TLS addresses it keeps; the oldest go
+first."""
 
 # Credentials
 

@@ -41,7 +41,7 @@ from magnetar.reads.segment_reads import SegmentReads
 from magnetar.schema.choose import schema_for
 from magnetar.schema.plain import BYTES
 from magnetar.schema.schema import Schema
-from magnetar.settings import ClientOptions, ClientSettings, check_positive
+from magnetar.settings import ClientOptions, ClientSettings, check_flag, check_positive
 from magnetar.transactions.attached_transaction import AttachedTransaction
 from magnetar.transactions.coordinators import Coordinators
 from magnetar.transactions.keys import TransactionKey
@@ -311,6 +311,8 @@ class Client(ClosedAfterwards):
                 sent at once.
             subscription_properties = {}: Properties that are stored with the subscription if it is
                 new.
+            replicate_subscription_state = False: Whether the subscription moves in all clusters of
+                the topic's list together.
             nack_delay = NackDelay(min_ms=1000, max_ms=60000, multiplier=2.0): The delay before a
                 negatively acknowledged message comes again.
             processing_timeout_s = None: Time after which a message comes again that was handed out
@@ -402,6 +404,8 @@ class Client(ClosedAfterwards):
                 sent at once.
             subscription_properties = {}: Properties that are stored with the subscription if it is
                 new.
+            replicate_subscription_state = False: Whether the subscription moves in all clusters of
+                the topic's list together.
             hand_over_timeout_s = None: How long a segment that goes to another consumer waits for
                 acknowledgements of the messages handed out; the other consumer gets the rest again.
                 None for no limit.
@@ -523,6 +527,7 @@ class Client(ClosedAfterwards):
         `TransactionNotFound` if the broker no longer knows it or it belongs to another client, and
         `OperationTimedOut` if the broker did not answer: call it again to learn how it ended.
         """
+        check_flag("commit", commit)
         self._check_usable()
         await self._transactions().end_for_sure(TxnId(*id), commit=commit)
 
@@ -611,6 +616,7 @@ class Client(ClosedAfterwards):
         after the operation timeout without an answer.
         """
         _check_topic(segment_topic)
+        check_flag("raw", raw)
         check_positive("max_bytes", max_bytes)
         return self._segment_reads().read(
             segment_topic, Position(*start), Position(*end), raw=raw, max_bytes=max_bytes

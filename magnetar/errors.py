@@ -15,6 +15,7 @@ __all__ = [
     "AlreadyClosed",
     "AuthenticationFailed",
     "AuthorizationFailed",
+    "BacklogExceeded",
     "BrokerError",
     "BrokerFailed",
     "ChecksumFailed",
@@ -56,6 +57,10 @@ __all__ = [
     "WrongLoop",
     "error_of",
 ]
+
+
+MAX_REASON: Final = 4000
+"""Characters of the reason that a broker gives: it goes into logs, statistics and records."""
 
 
 class BrokerError(MagnetarError):
@@ -116,10 +121,16 @@ class ServiceNotReady(BrokerError):
 
 
 class ProducerBlocked(BrokerError):
-    """The topic's backlog is over its quota."""
+    """The topic's backlog is over its quota, and producers wait until it is below."""
 
     code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
     retriable = True
+
+
+class BacklogExceeded(BrokerError):
+    """The topic's backlog is over its quota, and producers fail."""
+
+    code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION
 
 
 class ChecksumFailed(BrokerError):
@@ -297,6 +308,7 @@ _CLASSES: Final[tuple[type[BrokerError], ...]] = (
     ConsumerBusy,
     ServiceNotReady,
     ProducerBlocked,
+    BacklogExceeded,
     ChecksumFailed,
     UnsupportedVersion,
     TopicNotFound,
@@ -317,10 +329,12 @@ _CLASSES: Final[tuple[type[BrokerError], ...]] = (
 )
 _BY_CODE: Final[Mapping[int, type[BrokerError]]] = MappingProxyType(
     {int(each.code): each for each in _CLASSES}
-    | {int(ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION): ProducerBlocked}
 )
 
 
 def error_of(code: int, message: str) -> BrokerError:
-    """The error for the code of an answer; `BrokerFailed` for a code of a later broker."""
-    return _BY_CODE.get(code, BrokerFailed)(message)
+    """The error for the code of an answer; `BrokerFailed` for a code of a later broker.
+
+    Of the message MAX_REASON characters are kept.
+    """
+    return _BY_CODE.get(code, BrokerFailed)(message[:MAX_REASON])

@@ -8,6 +8,7 @@ from magnetar.context import ClientContext
 from magnetar.errors import (
     AlreadyClosed,
     BrokerError,
+    BrokerFailed,
     ConnectionLost,
     MagnetarError,
     NotSupported,
@@ -16,7 +17,7 @@ from magnetar.errors import (
 from magnetar.layout import Layout, layout_of
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
-from magnetar.protocol.names import TopicDomain, parse_topic_name
+from magnetar.protocol.names import InvalidTopicName, TopicDomain, parse_topic_name
 from magnetar.refusals import Refusals
 from magnetar.wire.attachment import Attachment
 from magnetar.wire.connection import Connection, PeerKind
@@ -161,7 +162,12 @@ class LayoutWatch(Attachment):
 
     def _take(self, update: pb.CommandScalableTopicUpdate) -> None:
         topic = update.resolved_topic_name or self._resolved_here()
-        layout = layout_of(update.dag, topic)
+        try:
+            layout = layout_of(update.dag, topic)
+        except InvalidTopicName as error:
+            raise BrokerFailed(
+                f"The broker resolved {self._asked} to a name that cannot be: {error}"
+            ) from error
         self._topic = topic
         self._controller_url = self._url_of(update.dag)
         last = self._layout

@@ -19,7 +19,7 @@ from magnetar.credentials.kinds import (
 from magnetar.credentials.secrets import token_source
 from magnetar.errors import InvalidArgument
 
-__all__ = ["ClientOptions", "ClientSettings", "Token", "check_positive", "member_of"]
+__all__ = ["ClientOptions", "ClientSettings", "Token", "check_flag", "check_positive", "member_of"]
 
 E = TypeVar("E", bound=enum.Enum)
 Token = Secret
@@ -31,6 +31,12 @@ def check_positive(name: str, value: float, *, finite: bool = True) -> None:
     number = isinstance(value, int | float)
     if not number or not value > 0 or (finite and not math.isfinite(value)):
         raise InvalidArgument(f"{name} is {value!r}; give it a number above 0.")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises `InvalidArgument` unless `value` is True or False: any text would count as true."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} is {value!r}; give it True or False.")
 
 
 def member_of(kind: type[E], value: E | str) -> E:
@@ -81,6 +87,8 @@ class ClientSettings:
     def __post_init__(self) -> None:
         for name in ("operation_timeout_s", "connect_timeout_s", "keep_alive_s", "close_timeout_s"):
             check_positive(name, getattr(self, name))
+        check_flag("tls_check_certificate", self.tls_check_certificate)
+        check_flag("tls_check_hostname", self.tls_check_hostname)
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise InvalidArgument(
                 "A TLS certificate needs its key; "

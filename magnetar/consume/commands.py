@@ -48,6 +48,8 @@ def subscribe_of(
         consumer_epoch=epoch,
         priority_level=how.priority_level,
     )
+    if how.replicate_subscription_state:
+        command.replicate_subscription_state = True
     if how.consumer_name:
         command.consumer_name = how.consumer_name
     if how.schema is not None:

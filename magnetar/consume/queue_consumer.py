@@ -27,6 +27,7 @@ from magnetar.opening import resolve
 from magnetar.protocol.backoff import Backoff
 from magnetar.schema.schema import Schema
 from magnetar.schema.schema_reader import SchemaReader
+from magnetar.settings import check_flag
 from magnetar.wire.attachment import AttachmentState
 
 __all__ = ["QueueConsumer"]
@@ -218,6 +219,7 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
 
         Raises the broker's error: `ConsumerBusy` if others share it, unless `force`.
         """
+        check_flag("force", force)
         check_loop(self._loop)
         if self._closing is not None:
             raise AlreadyClosed("The consumer is closed; open another one to unsubscribe.")

@@ -14,7 +14,7 @@ from magnetar.errors import InvalidArgument
 from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import segment_suffix
-from magnetar.settings import check_positive, member_of
+from magnetar.settings import check_flag, check_positive, member_of
 
 __all__ = [
     "CheckpointOptions",
@@ -103,6 +103,7 @@ class SubscribeSettings:
     priority_level: int = 0
     schema: pb.Schema | None = None
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    replicate_subscription_state: bool = False
     consumer_properties: Mapping[str, str] = field(default_factory=dict)
     key_shared: pb.KeySharedMeta | None = None
     receiver_queue_size: int = 1000
@@ -123,6 +124,8 @@ class SubscribeSettings:
     def __post_init__(self) -> None:
         if not self.subscription.strip():
             raise InvalidArgument("The subscription has no name; give it one.")
+        check_flag("durable", self.durable)
+        check_flag("replicate_subscription_state", self.replicate_subscription_state)
         check_positive("receiver_queue_size", self.receiver_queue_size)
         check_positive("max_pending_chunked_messages", self.max_pending_chunked_messages)
         check_positive("max_pending_chunked_bytes", self.max_pending_chunked_bytes)
@@ -207,6 +210,8 @@ class SubscriptionSettings(ReceivingSettings):
     """How long an acknowledgement may wait for others; with 0 it is sent at once."""
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
     """Properties that are stored with the subscription if it is new."""
+    replicate_subscription_state: bool = False
+    """Whether the subscription moves in all clusters of the topic's list together."""
 
     def _subscribing(
         self,
@@ -221,6 +226,7 @@ class SubscriptionSettings(ReceivingSettings):
             initial_position=member_of(InitialPosition, self.initial_position),
             ack_grouping_ms=self.ack_grouping_ms,
             subscription_properties=self.subscription_properties,
+            replicate_subscription_state=self.replicate_subscription_state,
         )
 
 
@@ -230,6 +236,7 @@ class SubscriptionOptions(ReceivingOptions, total=False):
     initial_position: InitialPosition | InitialPositionName
     ack_grouping_ms: int
     subscription_properties: Mapping[str, str]
+    replicate_subscription_state: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,10 @@ class OAuth2Credentials:
                 "The id, secret, audience or scope of the OAuth2 credentials is no text; give "
                 "each as a str that is not empty, or leave it out."
             )
+        if not isinstance(self.require_https, bool):
+            raise InvalidArgument(
+                f"require_https is {self.require_https!r}; give it True or False."
+            )
         if self.issuer_url is not None:
             check_issuer_url(self.issuer_url, require_https=self.require_https)
 

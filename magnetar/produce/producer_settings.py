@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from magnetar.compression import CompressionType
 from magnetar.errors import InvalidArgument
-from magnetar.settings import check_positive, member_of
+from magnetar.settings import check_flag, check_positive, member_of
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -72,6 +72,8 @@ class ProducerSettings:
             "send_timeout_s",
         ):
             check_positive(name, getattr(self, name))
+        check_flag("batching", self.batching)
+        check_flag("chunking", self.chunking)
         if not 0 <= self.batch_max_delay_ms <= 60_000:
             raise InvalidArgument(
                 f"batch_max_delay_ms is {self.batch_max_delay_ms}; give it milliseconds from 0 to "

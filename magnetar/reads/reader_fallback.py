@@ -245,8 +245,8 @@ class _RawReader(Attachment):
         last = _position(response.last_message_id)
         read = _position(response.consumer_mark_delete_position)
         return _ReaderPosition(
-            None if last.entry_id < 0 else Position(last.ledger_id, last.entry_id + 1),
-            None if read.ledger_id < 0 else Position(read.ledger_id, read.entry_id + 1),
+            None if last.entry_id < 0 else last.following,
+            None if read.ledger_id < 0 else read.following,
         )
 
     async def read_up_to(self, wanted: Position) -> Position:
@@ -363,7 +363,7 @@ class _RawReader(Attachment):
             self.connection.send(cumulative_ack_of(self._consumer_id, acknowledgement))
         if position < self._next:
             return
-        self._next = Position(position.ledger_id, position.entry_id + 1)
+        self._next = position.following
         if before is not None:
             entry = b"".join((BROKER_METADATA_MAGIC, len(before).to_bytes(4, "big"), before, entry))
         self._held.append(StoredEntry(*position, entry))

@@ -17,6 +17,7 @@ import pydantic
 from typing_extensions import is_typeddict
 
 from magnetar.errors import InvalidArgument
+from magnetar.settings import check_flag
 
 __all__ = [
     "AvroDefinition",
@@ -140,6 +141,7 @@ def definition_of(
             f"{kind!r} is no dataclass, pydantic model or typed dict; make it one, "
             "or use another schema."
         )
+    check_flag("always_allow_null", always_allow_null)
     builder = _Builder(always_allow_null)
     tree = builder.record(kind)
     if namespace:

@@ -198,6 +198,8 @@ class Client(ClosedAfterwards):
                 sent at once.
             subscription_properties = {}: Properties that are stored with the subscription if it is
                 new.
+            replicate_subscription_state = False: Whether the subscription moves in all clusters of
+                the topic's list together.
             nack_delay = NackDelay(min_ms=1000, max_ms=60000, multiplier=2.0): The delay before a
                 negatively acknowledged message comes again.
             processing_timeout_s = None: Time after which a message comes again that was handed out
@@ -285,6 +287,8 @@ class Client(ClosedAfterwards):
                 sent at once.
             subscription_properties = {}: Properties that are stored with the subscription if it is
                 new.
+            replicate_subscription_state = False: Whether the subscription moves in all clusters of
+                the topic's list together.
             hand_over_timeout_s = None: How long a segment that goes to another consumer waits for
                 acknowledgements of the messages handed out; the other consumer gets the rest again.
                 None for no limit.

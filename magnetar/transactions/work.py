@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Final, TypeVar
 
 from magnetar.background_tasks import BackgroundTasks
@@ -122,14 +122,17 @@ class Work(ABC):
         registered: asyncio.Future[None] = self._context.loop.create_future()
         self._registered[name] = registered
         self._unsettled += 1
-        self._tasks.start(self._send_registration(name, registered, request()))
+        self._tasks.start(self._send_registration(name, registered, request))
         return registered
 
     async def _send_registration(
-        self, name: _Name, registered: asyncio.Future[None], request: Awaitable[None]
+        self,
+        name: _Name,
+        registered: asyncio.Future[None],
+        request: Callable[[], Coroutine[None, None, None]],
     ) -> None:
         try:
-            await request
+            await request()
         except BaseException as error:
             self._fail(error)
             if registered.done():

@@ -293,4 +293,6 @@ class Attachment(ABC):
         if self._attempts is not None:
             self._attempts.cancel()
             await asyncio.wait((self._attempts,))
+            # Its frames have this: a circle would wait for a garbage collection.
+            self._attempts = None
         await self._leave_touched()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from ssl import SSLCertVerificationError, SSLContext
 from typing import Final, cast
@@ -52,6 +53,7 @@ def hello(
             supports_broker_entry_metadata=True,
             supports_partial_producer=True,
             supports_get_partitioned_metadata_without_auto_creation=True,
+            supports_repl_dedup_by_lid_and_eid=True,
             supports_topic_watcher_reconcile=True,
             supports_scalable_topics=True,
         ),
@@ -74,14 +76,16 @@ class Connection(asyncio.Protocol):
         settings: ClientSettings,
         ids: Identities,
         authentication: Authentication,
+        max_frame_bytes: int | None = None,
     ) -> None:
+        """`max_frame_bytes` is as for `ConnectionCore`."""
         self.address = address
         self.is_lost = False
         self.writable = True
         self._settings = settings
         self._ids = ids
         self._authentication = authentication
-        self._core = ConnectionCore(self, greeting, settings.keep_alive_s)
+        self._core = ConnectionCore(self, greeting, settings.keep_alive_s, max_frame_bytes)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
@@ -119,6 +123,16 @@ class Connection(asyncio.Protocol):
     def segment_reads(self) -> bool:
         """Whether the broker plans and reads ranges of segments (Magnetar's own)."""
         return self._core.connected.segment_reads
+
+    @property
+    def segment_replication(self) -> bool:
+        """Whether the broker takes segments of other clusters (Magnetar's own)."""
+        return self._core.connected.segment_replication
+
+    @property
+    def replicated_segment_subscriptions(self) -> bool:
+        """Whether the broker answers SUBSCRIPTION_POSITIONS (Magnetar's own)."""
+        return self._core.connected.replicated_segment_subscriptions
 
     @property
     def knows_resends(self) -> bool:
@@ -271,6 +285,10 @@ class Connection(asyncio.Protocol):
                     self._core.end(error)
                     return
             else:
+                # One proof waits for a broker that asks for many and reads none.
+                with suppress(ConnectionLost):
+                    if self._core.state is ConnectionState.READY:
+                        await self.drained()
                 self._core.prove(proof)
                 return
             await asyncio.sleep(backoff.pause_s())
@@ -370,8 +388,11 @@ async def connect_to(
     ids: Identities,
     authentication: Authentication,
     tls: SSLContext | None,
+    max_frame_bytes: int | None = None,
 ) -> Connection:
     """Connect to a broker; returns the connection after the handshake.
+
+    `max_frame_bytes` is as for `ConnectionCore`.
 
     Raises `ConnectionLost` if it cannot connect, or the broker's error.  When it raises or is
     cancelled, the socket is closed.
@@ -382,7 +403,9 @@ async def connect_to(
             proof = await authentication.data()
             greeting = hello(address, authentication.method, proof, settings.description)
             host, port = address.physical
-            made = connection = Connection(address, greeting, settings, ids, authentication)
+            made = connection = Connection(
+                address, greeting, settings, ids, authentication, max_frame_bytes
+            )
             await asyncio.get_running_loop().create_connection(
                 lambda: made, host, port, ssl=tls if address.tls else None
             )

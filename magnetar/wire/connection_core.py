@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from magnetar.bounds import FRAME_HEADROOM, MAX_ANNOUNCED_MESSAGE_SIZE, MAX_MESSAGE_SIZE
 from magnetar.errors import (
+    MAX_REASON,
     BrokerError,
     ConnectionLost,
     MagnetarError,
@@ -102,6 +103,11 @@ class Handler(Protocol):
 class Shell(Protocol):
     """The IO of a connection."""
 
+    @property
+    def writable(self) -> bool:
+        """Whether the other side reads what is written."""
+        ...
+
     def write(self, *parts: bytes) -> None:
         """Write bytes, in order."""
 
@@ -117,6 +123,8 @@ class Shell(Protocol):
 
 class _NoShell:
     """The shell of a connection that has ended."""
+
+    writable = False
 
     def write(self, *parts: bytes) -> None:
         pass
@@ -179,7 +187,17 @@ class ConnectionCore:
     of one clock.
     """
 
-    def __init__(self, shell: Shell, hello: CommandConnect, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        hello: CommandConnect,
+        keep_alive_s: float,
+        max_frame_bytes: int | None = None,
+    ) -> None:
+        """`max_frame_bytes`: of the largest frame that is taken, whatever the broker announces.
+
+        Without it frames are as large as the broker's largest message.
+        """
         self.state = ConnectionState.UNSENT
         self.connected = CommandConnected()
         self.max_message_size = MAX_MESSAGE_SIZE
@@ -192,7 +210,8 @@ class ConnectionCore:
         self._refusal: str | None = None
         self._end_reason: str | None = None
         """The sentence of the error that ended it.  The error itself gathers tracebacks."""
-        self._decoder = _decoder(MAX_MESSAGE_SIZE)
+        self._max_frame_bytes = max_frame_bytes
+        self._decoder = self._make_decoder()
         self._next_decoder: FrameDecoder | None = None
         self._handlers: dict[PeerKind, dict[int, Handler]] = {kind: {} for kind in PeerKind}
         self._routes: dict[int, tuple[Callable[[BaseCommand], int], dict[int, Handler]]] = {
@@ -391,7 +410,7 @@ class ConnectionCore:
     def _answer(self, command: BaseCommand) -> None:
         if command.type == BaseCommand.ERROR:
             # An ERROR without a request says why the broker closes the connection.
-            self._refusal = command.error.message
+            self._refusal = command.error.message[:MAX_REASON]
         try:
             self.requests.answer(command)
         except Exception as defect:  # noqa: BLE001 - other frames must be served
@@ -416,12 +435,18 @@ class ConnectionCore:
         self.connected = connected
         if connected.max_message_size > 0:
             self.max_message_size = min(connected.max_message_size, MAX_ANNOUNCED_MESSAGE_SIZE)
-            self._next_decoder = _decoder(self.max_message_size)
+            self._next_decoder = self._make_decoder()
         self._enter(ConnectionState.READY)
         self._shell.ready(connected)
 
+    def _make_decoder(self) -> FrameDecoder:
+        limit = self._max_frame_bytes or self.max_message_size + FRAME_HEADROOM
+        return FrameDecoder(limit, limit)
+
     def _ping(self, command: BaseCommand) -> None:
-        self._shell.write(_PONG)
+        # What a broker does not read would fill the memory, and shows it as well that we live.
+        if self._shell.writable:
+            self._shell.write(_PONG)
 
     def _pong(self, command: BaseCommand) -> None:
         """Do nothing: every received byte shows that the broker lives."""
@@ -456,11 +481,6 @@ def _defect(handler: object, what: str, defect: Exception) -> None:
         defect,
         exc_info=defect,
     )
-
-
-def _decoder(max_message_size: int) -> FrameDecoder:
-    limit = max_message_size + FRAME_HEADROOM
-    return FrameDecoder(limit, limit)
 
 
 def _refused(command: BaseCommand, method: str) -> BrokerError:

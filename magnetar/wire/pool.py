@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from functools import partial
+from ssl import SSLContext
 
 from magnetar.bounds import KNOWN_BROKERS, LOOKUP_REDIRECTS
 from magnetar.credentials.exposure import Exposure
@@ -44,16 +46,24 @@ class ConnectionPool:
         ids: Identities,
         rng: random.Random,
         authentication: Authentication | None = None,
+        renewed_tls: Callable[[], SSLContext] | None = None,
+        max_frame_bytes: int | None = None,
     ) -> None:
         """`authentication` is that of the settings unless given.
 
-        Raises `InvalidArgument` for a URL or for TLS files that cannot be used.
+        `renewed_tls` is called for each connection; by default the files are read once.
+        `max_frame_bytes` is as for `ConnectionCore`.  Raises
+        `InvalidArgument` for a URL or for TLS files that cannot be used.
         """
         self._service: ServiceUrl = parse_service_url(service_url)
         self._settings = settings
         self._ids = ids
         self._authentication = authentication or authentication_of(settings)
-        self._tls = tls_context(settings) if self._service.tls else None
+        self._renewed_tls = renewed_tls
+        self._max_frame_bytes = max_frame_bytes
+        self._tls: SSLContext | None = None
+        if self._service.tls:
+            self._context()
         self._turn = rng.randrange(len(self._service.hosts))
         self._proxied = False
         self._authenticated = False
@@ -190,13 +200,17 @@ class ConnectionPool:
         return task.result()
 
     async def _make(self, address: BrokerAddress) -> Connection:
-        if address.tls and self._tls is None:
-            self._tls = tls_context(self._settings)
+        tls = self._context() if address.tls else None
         if self._authentication.is_secret and not address.tls:
             self._exposure.warn(address.physical.host, address, self._authentication.method)
         try:
             connection = await connect_to(
-                address, self._settings, self._ids, self._authentication, self._tls
+                address,
+                self._settings,
+                self._ids,
+                self._authentication,
+                tls,
+                self._max_frame_bytes,
             )
         except AuthenticationFailed as error:
             raise self._not_authenticated(error, address) from error
@@ -205,7 +219,27 @@ class ConnectionPool:
         if not connection.is_lost:
             connection.when_lost = self._lost
             self._connections[address] = connection
+            self._drop_surplus()
         return connection
+
+    def _drop_surplus(self) -> None:
+        """Close the oldest connection above the bound: a broker may name any number of others."""
+        if len(self._connections) > KNOWN_BROKERS:
+            oldest = next(iter(self._connections.values()))
+            oldest.abort(
+                ConnectionLost(
+                    f"A client keeps connections to {KNOWN_BROKERS} brokers, and opened another "
+                    "one: it connects anew where it has to."
+                )
+            )
+
+    def _context(self) -> SSLContext:
+        """The TLS of a new connection.  Raises `InvalidArgument`."""
+        if self._renewed_tls is not None:
+            return self._renewed_tls()
+        if self._tls is None:
+            self._tls = tls_context(self._settings)
+        return self._tls
 
     def _not_authenticated(
         self, error: AuthenticationFailed, address: BrokerAddress

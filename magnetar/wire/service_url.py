@@ -67,9 +67,20 @@ def parse_service_url(text: str) -> ServiceUrl:
     for part in rest.removesuffix("/").split(","):
         found = _HOST.fullmatch(part)
         port = int(found[3] or _PORTS[scheme]) if found else 0
-        if found is None or not 0 < port < 65536:
+        if found is None or not 0 < port < 65536 or not _is_encodable(found[1] or found[2]):
             raise InvalidArgument(
                 f"{part!r} in {text!r} is no host; write host or host:port, separated by commas."
             )
         hosts.append(HostPort(found[1] or found[2], port))
     return ServiceUrl(tuple(hosts), scheme == "pulsar+ssl")
+
+
+def _is_encodable(host: str) -> bool:
+    """Whether a host can be looked up at all.
+
+    The event loop raises no error of the network for one with an empty or too long label.
+    """
+    try:
+        return host.isprintable() and bool(host.encode("idna"))
+    except UnicodeError:
+        return False

@@ -13,10 +13,9 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
 from magnetar.protocol.message import build_batch, build_entry
 from magnetar.wire.connection import PeerKind
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.magnetar.layout.fakes import FakeConnection, FakePool, context_of
 
-WAIT_S = 5
 Kind = pb.BaseCommand
 
 
@@ -34,7 +33,7 @@ class Setting:
     def __init__(
         self,
         kind: SubscriptionKind = SubscriptionKind.SHARED,
-        operation_timeout_s: float = WAIT_S,
+        operation_timeout_s: float = TIMEOUT_S,
         *,
         ack_grouping_ms: int = 60_000,
         nack_delay: NackDelay | None = None,
@@ -64,7 +63,7 @@ class Setting:
         return self.pool.connection
 
     async def open(self) -> "Setting":
-        await self.consumer.open(WAIT_S)
+        await self.consumer.open(TIMEOUT_S)
         return self
 
     async def without_connection(self) -> None:

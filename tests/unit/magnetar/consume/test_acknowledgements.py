@@ -12,6 +12,7 @@ from magnetar.errors import BrokerFailed, ConnectionLost, OperationTimedOut
 from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
+from tests.support.waiting import TIMEOUT_S
 
 YES = pb.BaseCommand(type=pb.BaseCommand.ACK_RESPONSE)
 NO = BrokerFailed("The disk is full; make room.")
@@ -146,7 +147,7 @@ async def test_everything_before_an_acknowledged_message_is_done() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     out.acknowledged_up_to(EntryId(1, 3))
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, TIMEOUT_S)
 
 
 async def test_one_by_one_in_any_order() -> None:

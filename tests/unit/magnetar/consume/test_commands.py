@@ -15,6 +15,16 @@ SEGMENT = "segment://public/default/t/0000-ffff-0"
 PROPERTIES = {"team": "billing", "host": "a"}
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_subscribe_command_asks_for_a_replicated_subscription(wanted: bool) -> None:
+    for how in (
+        QueueSettings(replicate_subscription_state=wanted).of_segment("s", 0, None),
+        StreamSettings(replicate_subscription_state=wanted).of_segment("s", "c", 0, None),
+    ):
+        told = subscribe_of(SEGMENT, 1, 0, how, None).subscribe
+        assert told.replicate_subscription_state is wanted
+
+
 @pytest.mark.parametrize(
     "how",
     [

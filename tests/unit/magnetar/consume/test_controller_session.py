@@ -10,8 +10,8 @@ from magnetar.errors import MagnetarError, NotAllowed, error_of
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.server_error import ServerError
 from magnetar.wire.connection import PeerKind
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.magnetar.layout.fakes import (
-    WAIT_S,
     FakeConnection,
     FakePool,
     context_of,
@@ -79,14 +79,14 @@ class Controller:
 class Opening:
     """A session that is being opened, and what it was assigned."""
 
-    def __init__(self, pool: FakePool, operation_timeout_s: float = WAIT_S) -> None:
+    def __init__(self, pool: FakePool, operation_timeout_s: float = TIMEOUT_S) -> None:
         context = context_of(pool, operation_timeout_s)
         self.session = ControllerSession(context, "orders", "billing", "one")
         self.told: list[set[int]] = []
         self.failures: asyncio.Queue[MagnetarError] = asyncio.Queue()
         self.session.on_assignment(self._assigned)
         self.session.on_failure(self.failures.put_nowait)
-        self.task = asyncio.create_task(self.session.open(WAIT_S))
+        self.task = asyncio.create_task(self.session.open(TIMEOUT_S))
 
     def _assigned(self, told: Assignment) -> None:
         self.told.append({segment.segment_id for segment in told.segments})

@@ -15,8 +15,6 @@ from magnetar.protocol.backoff import Backoff
 from tests.support.waiting import until
 from tests.unit.magnetar.layout.fakes import FakePool, context_of
 
-WAIT_S = 5
-
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,12 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.backoff import Backoff
 from magnetar.wire.attachment import AttachmentState
 from magnetar.wire.connection import PeerKind
-from tests.support.waiting import until
-from tests.unit.magnetar.layout.fakes import WAIT_S, FakeConnection, FakePool, context_of
+from tests.support.waiting import TIMEOUT_S, until
+from tests.unit.magnetar.layout.fakes import (
+    FakeConnection,
+    FakePool,
+    context_of,
+)
 
 WATCH = pb.BaseCommand.WATCH_SCALABLE_TOPICS
 CLOSE = pb.BaseCommand.WATCH_SCALABLE_TOPICS_CLOSE
@@ -57,7 +61,7 @@ class Watching:
         self.answer(asked, snapshot=pb.ScalableTopicsSnapshot(topics=topics))
 
     async def open(self, *topics: str) -> pb.CommandWatchScalableTopics:
-        opening = asyncio.create_task(self.watch.open(WAIT_S))
+        opening = asyncio.create_task(self.watch.open(TIMEOUT_S))
         asked = await self.asked()
         self.snapshot(asked, *topics)
         await opening
@@ -112,7 +116,7 @@ async def test_after_a_reconnect_silence_says_that_nothing_changed() -> None:
 
 async def test_a_refusal_fails_the_opening() -> None:
     watching = Watching()
-    opening = asyncio.create_task(watching.watch.open(WAIT_S))
+    opening = asyncio.create_task(watching.watch.open(TIMEOUT_S))
     watching.answer(await watching.asked(), error=pb.NotAllowedError, message="No.")
     with pytest.raises(NotAllowed):
         await opening
@@ -127,7 +131,7 @@ async def test_a_namespace_that_is_gone_ends_it_after_some_refusals(
     watching.lose()
     for _ in range(REFUSALS_IN_A_ROW + 1):
         watching.answer(await watching.asked(), error=pb.TopicNotFound, message="Gone.")
-    assert isinstance(await asyncio.wait_for(watching.ended.get(), WAIT_S), TopicNotFound)
+    assert isinstance(await asyncio.wait_for(watching.ended.get(), TIMEOUT_S), TopicNotFound)
     assert watching.watch.topics == {A}
     await watching.watch.close()
 
@@ -136,7 +140,7 @@ async def test_too_many_topics_are_refused() -> None:
     watching = Watching(max_topics=2)
     asked = await watching.open(A, B)
     watching.answer(asked, diff=pb.ScalableTopicsDiff(added=[C]))
-    error = await asyncio.wait_for(watching.ended.get(), WAIT_S)
+    error = await asyncio.wait_for(watching.ended.get(), TIMEOUT_S)
     assert "by properties" in str(error)
     assert watching.told == [Change((A, B), ())]
     await watching.watch.close()

@@ -10,8 +10,8 @@ from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
 from magnetar.wire.connection import PeerKind
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.magnetar.consume.setting import (
-    WAIT_S,
     FakeTransaction,
     Place,
     pieces,
@@ -73,7 +73,7 @@ class Setting:
 async def test_a_commit_takes_no_acknowledgement_that_waits_behind_the_first_piece() -> None:
     setting = Setting()
     segment, transaction = setting.segment, FakeTransaction()
-    await segment.open(WAIT_S)
+    await segment.open(TIMEOUT_S)
     setting.deliver(1, pieces(b"XXYY")[0])
     plain, inside = setting.deliver(2, single()), setting.deliver(3, single())
     assert plain is not None
@@ -90,7 +90,7 @@ async def test_a_commit_takes_no_acknowledgement_that_waits_behind_the_first_pie
 async def test_a_commit_forgets_the_messages_in_pieces_up_to_it() -> None:
     setting = Setting()
     segment, transaction = setting.segment, FakeTransaction()
-    await segment.open(WAIT_S)
+    await segment.open(TIMEOUT_S)
     for entry_id in range(1, 7, 2):
         first, last = pieces(b"XXYY")
         setting.deliver(entry_id, first)
@@ -113,7 +113,7 @@ async def test_messages_come_after_all_was_asked_for_while_it_was_being_attached
         await answer(command, timeout_s)
 
     connection.request = hold_back  # type: ignore[method-assign]
-    opening = asyncio.create_task(segment.open(WAIT_S))
+    opening = asyncio.create_task(segment.open(TIMEOUT_S))
     await turns()
     segment.redeliver_all()  # a transaction did not commit that acknowledged on another segment
     answered.set()

@@ -8,9 +8,8 @@ from magnetar.consume.message import RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import NackDelay
 from magnetar.errors import InvalidArgument
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.magnetar.consume.setting import (
-    WAIT_S,
     FakeTransaction,
     Kind,
     Setting,
@@ -26,7 +25,7 @@ def hand_out(setting: Setting, *messages: RawMessage[SegmentConsumer]) -> None:
 
 async def asked_for(setting: Setting) -> list[int]:
     """The entries of the next command that asks for some."""
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (again := setting.said(Kind.REDELIVER_UNACKNOWLEDGED_MESSAGES)):
             await asyncio.sleep(0.001)
     (command,) = again
@@ -65,7 +64,7 @@ class TestProcessing:
         first, *others = setting.deliver(1, b"a", b"b", b"c")
         hand_out(setting, first, *others)
         setting.consumer.acknowledge_received(first)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             kinds: list[int] = []
             while Kind.REDELIVER_UNACKNOWLEDGED_MESSAGES not in kinds:
                 kinds.append((await setting.connection.sent.get()).type)

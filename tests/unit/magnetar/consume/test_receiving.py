@@ -10,6 +10,7 @@ from magnetar.errors import AlreadyClosed, InvalidArgument, InvalidMessage, Oper
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from magnetar.schema.schema import Schema
+from tests.support.waiting import TIMEOUT_S
 
 
 class Segment:
@@ -74,7 +75,7 @@ async def test_a_taker_that_is_cancelled_just_before_its_message_comes_is_passed
     inbox.put(segment, messages(segment, b"a"))
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert (await asyncio.wait_for(second, 1)).payload == b"a"
+    assert (await asyncio.wait_for(second, TIMEOUT_S)).payload == b"a"
 
 
 async def test_a_taker_that_is_cancelled_just_before_the_inbox_fails_is_cancelled() -> None:

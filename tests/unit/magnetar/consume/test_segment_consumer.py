@@ -18,9 +18,8 @@ from magnetar.errors import (
 )
 from magnetar.message_id import EntryId
 from magnetar.protocol import pulsar_pb2 as pb
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.magnetar.consume.setting import (
-    WAIT_S,
     FakeTransaction,
     Kind,
     Setting,
@@ -70,7 +69,7 @@ class TestClosing:
         setting.consumer._up = Spinless()
         waiting = asyncio.create_task(getattr(setting.consumer, what)())
         await turns()
-        await asyncio.wait_for(setting.consumer.close(), WAIT_S)
+        await asyncio.wait_for(setting.consumer.close(), TIMEOUT_S)
         with pytest.raises(AlreadyClosed):
             await waiting
 
@@ -79,7 +78,7 @@ class TestClosing:
         await setting.without_connection()
         waiting = asyncio.create_task(setting.consumer.unsubscribe())
         with pytest.raises(OperationTimedOut):
-            await asyncio.wait_for(waiting, WAIT_S)
+            await asyncio.wait_for(waiting, TIMEOUT_S)
         await setting.consumer.close()
 
 
@@ -117,7 +116,7 @@ class TestALostConnection:
         assert inbox.is_full
         lost, pool.connection = pool.connection, FakeConnection()
         lost.lose()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             flows = [(await pool.connection.next(Kind.SUBSCRIBE)).subscribe.consumer_id]
             while len(flows) < 6:
                 command = await pool.connection.sent.get()
@@ -144,7 +143,7 @@ class TestALostConnection:
         with monkeypatch.context() as patch:
             patch.setattr(setting.connection, "request", refuse)
             outcome = setting.consumer.acknowledge(message.entry_id, FakeTransaction())
-            await asyncio.wait_for(asked.wait(), WAIT_S)
+            await asyncio.wait_for(asked.wait(), TIMEOUT_S)
         if same_connection:
             await closed_by_the_broker(setting)
         else:
@@ -206,7 +205,7 @@ class TestAgain:
         setting.consumer.nack(third.entry_id, 0)
         setting.consumer.acknowledge_received(second)
         setting.consumer.acknowledge(third.entry_id)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (again := setting.said(Kind.REDELIVER_UNACKNOWLEDGED_MESSAGES)):
                 await asyncio.sleep(0)
         (entry,) = again[0].redeliver_unacknowledged_messages.message_ids
@@ -220,7 +219,7 @@ class TestAgain:
         setting.consumer.acknowledge_received(second)
         for message in (first, second, third):
             setting.consumer.nack(message.entry_id, 0)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (again := setting.said(Kind.REDELIVER_UNACKNOWLEDGED_MESSAGES)):
                 await asyncio.sleep(0)
         (entry,) = again[0].redeliver_unacknowledged_messages.message_ids
@@ -372,13 +371,13 @@ class TestTheBrokersWord:
         lost.lose()
         setting.consumer.acknowledge_received(message)
         waiting = asyncio.ensure_future(setting.consumer.confirmed())
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while (command := await setting.connection.sent.get()).type != Kind.ACK:
                 pass
         await turns()
         assert not waiting.done()
         setting.answer(command)
-        await asyncio.wait_for(waiting, WAIT_S)
+        await asyncio.wait_for(waiting, TIMEOUT_S)
         await setting.consumer.close()
 
     async def test_is_not_known_of_what_a_lost_connection_had(self) -> None:
@@ -389,7 +388,7 @@ class TestTheBrokersWord:
         await turns()
         await setting.without_connection()
         with pytest.raises(ConnectionLost):
-            await asyncio.wait_for(waiting, WAIT_S)
+            await asyncio.wait_for(waiting, TIMEOUT_S)
         await setting.consumer.close()
 
     async def test_comes_after_the_consumer_was_closed(self) -> None:
@@ -403,15 +402,15 @@ class TestTheBrokersWord:
         await turns()
         assert len(setting.said(Kind.CLOSE_CONSUMER)) == 1
         setting.answer(command)
-        await asyncio.wait_for(closing, WAIT_S)
-        await asyncio.wait_for(waiting, WAIT_S)
+        await asyncio.wait_for(closing, TIMEOUT_S)
+        await asyncio.wait_for(waiting, TIMEOUT_S)
 
     async def test_is_not_awaited_for_ever(self) -> None:
         setting = await Setting(operation_timeout_s=0.05).open()
         (message,) = setting.deliver(1, b"a")
         setting.consumer.acknowledge_received(message)
         with pytest.raises(OperationTimedOut):
-            await asyncio.wait_for(setting.consumer.confirmed(), WAIT_S)
+            await asyncio.wait_for(setting.consumer.confirmed(), TIMEOUT_S)
         await setting.consumer.close()
 
 

@@ -24,8 +24,13 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.frames import Frame
 from magnetar.protocol.message import build_batch, build_entry
 from magnetar.wire.connection import PeerKind
-from tests.support.waiting import until
-from tests.unit.magnetar.consume.setting import WAIT_S, FakeTransaction, Place, single, turns
+from tests.support.waiting import TIMEOUT_S, until
+from tests.unit.magnetar.consume.setting import (
+    FakeTransaction,
+    Place,
+    single,
+    turns,
+)
 from tests.unit.magnetar.layout.fakes import FakePool, context_of
 
 HALVES = ((0, 32767), (32768, 65535))
@@ -138,7 +143,7 @@ def test_subscribe_names_all_buckets() -> None:
 
 async def test_messages_up_to_one_are_those_that_were_handed_out_before_it() -> None:
     setting = Setting()
-    await setting.segment.open(WAIT_S)
+    await setting.segment.open(TIMEOUT_S)
     assert numbers(setting.deliver(9, 12, 5, 13)) == [9, 12, 5, 13]
     setting.segment.acknowledge_up_to(entry(5))
     assert sorted(setting.acks()) == [(n, [], INDIVIDUAL) for n in (5, 9, 12)]
@@ -150,7 +155,7 @@ async def test_messages_up_to_one_are_those_that_were_handed_out_before_it() -> 
 
 async def test_a_batch_is_acknowledged_in_one_entry_of_the_transaction() -> None:
     setting, transaction = Setting(), FakeTransaction()
-    await setting.segment.open(WAIT_S)
+    await setting.segment.open(TIMEOUT_S)
     part = pb.SingleMessageMetadata(payload_size=0)
     metadata = pb.MessageMetadata(
         producer_name="p", sequence_id=0, publish_time=1, num_messages_in_batch=3
@@ -171,7 +176,7 @@ async def test_a_batch_is_acknowledged_in_one_entry_of_the_transaction() -> None
 
 async def test_a_refused_acknowledgement_fails_the_transaction() -> None:
     setting, transaction = Setting(), FakeTransaction()
-    await setting.segment.open(WAIT_S)
+    await setting.segment.open(TIMEOUT_S)
     setting.deliver(1)
 
     async def refuse(command: pb.BaseCommand, timeout_s: float | None = None) -> None:
@@ -186,7 +191,7 @@ async def test_a_refused_acknowledgement_fails_the_transaction() -> None:
 
 async def test_all_comes_again_after_the_connection_is_lost() -> None:
     setting = Setting()
-    await setting.segment.open(WAIT_S)
+    await setting.segment.open(TIMEOUT_S)
     setting.deliver(3, 1, 2)
     close = pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER)
     close.close_consumer.consumer_id = setting.segment.consumer_id
@@ -204,7 +209,7 @@ async def test_all_comes_again_after_the_connection_is_lost() -> None:
 
 async def test_messages_given_up_have_to_come_again() -> None:
     setting = Setting()
-    await setting.segment.open(WAIT_S)
+    await setting.segment.open(TIMEOUT_S)
     setting.deliver(1, 2)
     setting.segment.redeliver_all()
     assert setting.log.is_open(entry(1))
@@ -220,7 +225,7 @@ async def test_messages_given_up_have_to_come_again() -> None:
 
 async def test_leaving_waits_for_all_that_was_handed_out() -> None:
     setting, transaction = Setting(), FakeTransaction()
-    await setting.segment.open(WAIT_S)
+    await setting.segment.open(TIMEOUT_S)
     setting.deliver(2, 1)
     setting.segment.joined(transaction.id)
     leaving = asyncio.create_task(setting.segment.leave_in_order())

@@ -13,9 +13,9 @@ from magnetar.protocol.frames import Frame
 from magnetar.settings import ClientSettings
 from magnetar.wire.connection import Connection, Handler, PeerKind
 from magnetar.wire.pool import ConnectionPool
+from tests.support.waiting import TIMEOUT_S
 
 Answered = Callable[[pb.BaseCommand | MagnetarError], None]
-WAIT_S = 5
 
 
 class FakeConnection:
@@ -64,7 +64,7 @@ class FakeConnection:
 
     async def next(self, kind: int) -> pb.BaseCommand:
         """The next that was sent, which is of this kind."""
-        command = await asyncio.wait_for(self.sent.get(), WAIT_S)
+        command = await asyncio.wait_for(self.sent.get(), TIMEOUT_S)
         assert command.type == kind
         return command
 
@@ -112,7 +112,7 @@ class Impatient(random.Random):
         return 1.0
 
 
-def context_of(pool: FakePool, operation_timeout_s: float = WAIT_S) -> ClientContext:
+def context_of(pool: FakePool, operation_timeout_s: float = TIMEOUT_S) -> ClientContext:
     settings = ClientSettings(operation_timeout_s=operation_timeout_s)
     return ClientContext(cast("ConnectionPool", pool), settings, rng=Impatient())
 

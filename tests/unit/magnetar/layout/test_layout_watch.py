@@ -18,8 +18,8 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.backoff import Backoff
 from magnetar.wire.attachment import AttachmentState
 from magnetar.wire.connection import PeerKind
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.magnetar.layout.fakes import (
-    WAIT_S,
     FakeConnection,
     FakePool,
     context_of,
@@ -40,7 +40,7 @@ def say(connection: FakeConnection, update: pb.BaseCommand) -> None:
 async def opened(pool: FakePool, name: str = "orders") -> tuple[LayoutWatch, int]:
     """A watch that knows a layout, and its session."""
     watch = LayoutWatch(context_of(pool), name)
-    opening = asyncio.create_task(watch.open(WAIT_S))
+    opening = asyncio.create_task(watch.open(TIMEOUT_S))
     asked = (await pool.connection.next(LOOKUP)).scalable_topic_lookup
     say(pool.connection, layout_update(asked.session_id, WHOLE))
     await opening
@@ -91,7 +91,7 @@ async def test_a_controller_without_tls_address_is_known_by_its_lookups_or_not_a
     pool = FakePool()
     pool.tls, pool.tls_urls = True, known
     watch = LayoutWatch(context_of(pool), "orders")
-    opening = asyncio.ensure_future(watch.open(WAIT_S))
+    opening = asyncio.ensure_future(watch.open(TIMEOUT_S))
     asked = await pool.connection.next(LOOKUP)
     answer = layout_update(asked.scalable_topic_lookup.session_id, WHOLE)
     answer.scalable_topic_update.dag.controller_broker_url_tls = ""
@@ -120,7 +120,7 @@ async def test_watch_reports_newer_layouts_and_ignores_older_ones() -> None:
 async def test_a_topic_that_is_not_there_fails_the_opening_at_once() -> None:
     pool = FakePool()
     watch = LayoutWatch(context_of(pool), "orders", create_if_missing=False)
-    opening = asyncio.create_task(watch.open(WAIT_S))
+    opening = asyncio.create_task(watch.open(TIMEOUT_S))
     asked = (await pool.connection.next(LOOKUP)).scalable_topic_lookup
     assert not asked.create_if_missing
     say(pool.connection, layout_refusal(asked.session_id, pb.TopicNotFound))
@@ -132,13 +132,13 @@ async def test_a_broker_without_scalable_topics_is_not_supported() -> None:
     pool = FakePool()
     pool.connection.features.supports_scalable_topics = False
     with pytest.raises(NotSupported):
-        await LayoutWatch(context_of(pool), "orders").open(WAIT_S)
+        await LayoutWatch(context_of(pool), "orders").open(TIMEOUT_S)
 
 
 async def test_a_lookup_without_answer_is_tried_again() -> None:
     pool = FakePool()
     watch = LayoutWatch(context_of(pool, operation_timeout_s=0.01), "orders")
-    opening = asyncio.create_task(watch.open(WAIT_S))
+    opening = asyncio.create_task(watch.open(TIMEOUT_S))
     first = (await pool.connection.next(LOOKUP)).scalable_topic_lookup
     await pool.connection.next(CLOSE)
     await reattached(pool, layout_update(first.session_id, WHOLE))
@@ -172,7 +172,7 @@ async def test_a_lost_session_is_opened_again_under_its_number() -> None:
 async def test_a_connection_lost_before_the_first_answer_is_tried_again() -> None:
     pool = FakePool()
     watch = LayoutWatch(context_of(pool), "orders")
-    opening = asyncio.create_task(watch.open(WAIT_S))
+    opening = asyncio.create_task(watch.open(TIMEOUT_S))
     asked = (await pool.connection.next(LOOKUP)).scalable_topic_lookup
     lost, pool.connection = pool.connection, FakeConnection()
     lost.lose()
@@ -214,7 +214,7 @@ async def test_a_deleted_topic_ends_it_after_some_refusals(monkeypatch: pytest.M
     lost.lose()
     refusal = layout_refusal(session_id, pb.TopicNotFound)
     await reattached(pool, *([refusal] * (REFUSALS_IN_A_ROW + 1)))
-    assert isinstance(await asyncio.wait_for(failures.get(), WAIT_S), TopicNotFound)
+    assert isinstance(await asyncio.wait_for(failures.get(), TIMEOUT_S), TopicNotFound)
     assert watch.state is AttachmentState.FAILED
     assert watch.layout.epoch == 0
     await watch.close()
@@ -228,14 +228,14 @@ async def test_a_withdrawn_permission_ends_it_at_once() -> None:
     lost, pool.connection = pool.connection, FakeConnection()
     lost.lose()
     await reattached(pool, layout_refusal(session_id, pb.AuthorizationError))
-    assert isinstance(await asyncio.wait_for(failures.get(), WAIT_S), AuthorizationFailed)
+    assert isinstance(await asyncio.wait_for(failures.get(), TIMEOUT_S), AuthorizationFailed)
     await watch.close()
 
 
 async def test_refusal_right_behind_the_first_answer_is_handled() -> None:
     pool = FakePool()
     watch = LayoutWatch(context_of(pool), "orders")
-    opening = asyncio.create_task(watch.open(WAIT_S))
+    opening = asyncio.create_task(watch.open(TIMEOUT_S))
     asked = (await pool.connection.next(LOOKUP)).scalable_topic_lookup
     say(pool.connection, layout_update(asked.session_id, WHOLE))
     say(pool.connection, layout_refusal(asked.session_id, pb.TopicNotFound))

@@ -20,9 +20,9 @@ from magnetar.produce.producer import Producer as AsyncProducer
 from magnetar.produce.producer_settings import ProducerSettings
 from magnetar.sync.bridge import Bridge
 from magnetar.sync.producer import Producer, SendFuture
+from tests.support.waiting import TIMEOUT_S
 
 TOPIC = "topic://public/default/x"
-PATIENCE_S = 10
 
 
 class Core:
@@ -147,9 +147,9 @@ def test_full_queue_refuses_sends_until_a_receipt(make: Make, bridge: Bridge) ->
     with pytest.raises(OperationTimedOut):
         producer.room(timeout_s=0.01)
     bridge.call(core.receipt)
-    producer.room(timeout_s=PATIENCE_S)
+    producer.room(timeout_s=TIMEOUT_S)
     producer.send_nowait(b"2")
-    assert first.result(PATIENCE_S) == MessageId(EntryId(0, 2), 0)
+    assert first.result(TIMEOUT_S) == MessageId(EntryId(0, 2), 0)
 
 
 def test_send_waits_for_a_free_place(make: Make, bridge: Bridge) -> None:
@@ -161,7 +161,7 @@ def test_send_waits_for_a_free_place(make: Make, bridge: Bridge) -> None:
         while len(core.sent) < 2:
             bridge.call(lambda: None)
         bridge.call(core.receipt)
-        sending.result(PATIENCE_S)
+        sending.result(TIMEOUT_S)
     assert core.sent == [b"0", b"1"]
 
 
@@ -170,7 +170,7 @@ def test_an_error_comes_by_the_future(make: Make, bridge: Bridge) -> None:
     future = producer.send_nowait(b"0")
     bridge.call(core.receipt, MessageTooLarge("Too large."))
     with pytest.raises(MessageTooLarge):
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
     producer.flush()
 
 
@@ -182,7 +182,7 @@ def test_flush_raises_the_first_unread_error(make: Make, bridge: Bridge) -> None
     bridge.call(core.receipt, MessageTooLarge("zero"))
     bridge.call(core.receipt, MessageTooLarge("one"))
     bridge.call(core.receipt, MessageTooLarge("two"))
-    assert seen.exception(PATIENCE_S) is not None
+    assert seen.exception(TIMEOUT_S) is not None
     with pytest.raises(MessageTooLarge, match="one"):
         producer.flush()
     producer.flush()
@@ -211,7 +211,7 @@ def test_message_that_reached_the_core_cannot_be_cancelled(make: Make, bridge: B
     bridge.call(lambda: None)
     assert not future.cancel()
     bridge.call(core.receipt)
-    future.result(PATIENCE_S)
+    future.result(TIMEOUT_S)
 
 
 def test_closing_passes_on_what_was_given_and_fails_what_is_left(make: Make) -> None:
@@ -222,7 +222,7 @@ def test_closing_passes_on_what_was_given_and_fails_what_is_left(make: Make) -> 
     assert core.sent == numbers(5)
     for future in futures:
         with pytest.raises(AlreadyClosed):
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
     with pytest.raises(AlreadyClosed):
         producer.send(b"5")
 
@@ -234,7 +234,7 @@ def test_when_the_client_ends_nobody_is_left_waiting(make: Make, bridge: Bridge)
     bridge.close()
     for future in futures:
         with pytest.raises(AlreadyClosed):
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
     with pytest.raises(AlreadyClosed):
         producer.send_nowait(b"3")
     producer.close()
@@ -251,5 +251,5 @@ def test_callbacks_run_on_the_clients_thread(make: Make, bridge: Bridge) -> None
 
     producer.send_nowait(b"0").add_done_callback(called)  # type: ignore[arg-type]
     bridge.call(core.receipt)
-    assert done.wait(PATIENCE_S)
+    assert done.wait(TIMEOUT_S)
     assert seen == [bridge.call(threading.get_ident)]

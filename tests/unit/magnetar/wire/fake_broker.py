@@ -8,6 +8,7 @@ from typing import cast
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.commands import encode_command
 from magnetar.protocol.frames import Frame, FrameDecoder
+from magnetar.protocol.received import Send
 from tests.unit.magnetar.wire.shells import Kind, command
 
 MAX_FRAME = 8 * 1024 * 1024
@@ -38,6 +39,8 @@ class Peer(asyncio.Protocol):
             if isinstance(frame, Frame):
                 self.received.append(frame.command)
                 self.broker.answer(self, frame.command)
+            elif isinstance(frame, Send) and self.broker.take_send is not None:
+                self.broker.take_send(self, frame)
 
     def send(self, made: pb.BaseCommand) -> None:
         assert self.transport is not None
@@ -56,6 +59,8 @@ class FakeBroker:
     def __init__(self, then: Answer | None = None, greet: Answer | None = None) -> None:
         self.peers: list[Peer] = []
         self.port = 0
+        self.take_send: Callable[[Peer, Send], None] | None = None
+        """Answers SENDs, which `answer` does not get."""
         self._then = then
         self._greet = greet
 

@@ -15,6 +15,7 @@ class RecordingShell:
     """What the core asks of its shell."""
 
     def __init__(self) -> None:
+        self.writable = True
         self.written: list[pb.BaseCommand] = []
         self.challenges: list[pb.AuthData] = []
         self.greetings: list[pb.CommandConnected] = []
@@ -67,10 +68,14 @@ def framed(kind: pb.BaseCommand.Type, **fields: object) -> bytes:
     return encode_command(command(kind, **fields))
 
 
-def core(shell: RecordingShell, keep_alive_s: float = KEEP_ALIVE_S) -> ConnectionCore:
+def core(
+    shell: RecordingShell,
+    keep_alive_s: float = KEEP_ALIVE_S,
+    max_frame_bytes: int | None = None,
+) -> ConnectionCore:
     """One that has sent nothing."""
     hello = pb.CommandConnect(client_version="test", protocol_version=21, auth_method_name="token")
-    return ConnectionCore(shell, hello, keep_alive_s)
+    return ConnectionCore(shell, hello, keep_alive_s, max_frame_bytes)
 
 
 def ready_core(shell: RecordingShell, max_message_size: int = 0) -> ConnectionCore:

@@ -43,6 +43,7 @@ def test_service_urls(text: str, hosts: list[tuple[str, int]], tls: bool) -> Non
     [
         *("", "h:6650", "http://h", "pulsar://", "pulsar://h:0", "pulsar://h:65536"),
         *("pulsar://h,", "pulsar://h:x", "pulsar://a b", "pulsar://u@h", "pulsar://::1"),
+        *("pulsar://a..b", f"pulsar://{'a' * 64}.b", "pulsar://a\0b"),
     ],
 )
 def test_invalid_service_url_is_refused(text: str) -> None:

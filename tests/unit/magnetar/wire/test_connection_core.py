@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.bounds import FORGOTTEN_REQUESTS, FRAME_HEADROOM, MAX_MESSAGE_SIZE
 from magnetar.errors import (
+    MAX_REASON,
     AuthenticationFailed,
     ConnectionLost,
     MagnetarError,
@@ -37,6 +38,33 @@ Outcome = pb.BaseCommand | MagnetarError
 @pytest.fixture
 def shell() -> RecordingShell:
     return RecordingShell()
+
+
+def test_a_frame_above_the_callers_bound_is_refused_whatever_the_broker_announced(
+    shell: RecordingShell,
+) -> None:
+    made = core(shell, max_frame_bytes=1000)
+    made.begin(0.0)
+    made.received(framed(Kind.CONNECTED, server_version="x", max_message_size=2**30), 1.0)
+    assert made.max_message_size == 2**30
+    made.received((1000).to_bytes(4, "big") + (996).to_bytes(4, "big"), 1.0)
+    assert made.state is ConnectionState.READY
+    made = core(shell, max_frame_bytes=1000)
+    made.begin(0.0)
+    made.received(framed(Kind.CONNECTED, server_version="x", max_message_size=2**30), 1.0)
+    made.received((1001).to_bytes(4, "big"), 1.0)
+    assert made.state is ConnectionState.ENDED
+    assert "1001 bytes is announced and 1000 is the most" in str(shell.ends[-1])
+
+
+def test_a_broker_that_does_not_read_gets_no_pongs(shell: RecordingShell) -> None:
+    made = ready_core(shell)
+    shell.writable = False
+    made.received(encode_command(pb.BaseCommand(type=Kind.PING, ping=pb.CommandPing())), 1.0)
+    assert shell.kinds == []
+    shell.writable = True
+    made.received(encode_command(pb.BaseCommand(type=Kind.PING, ping=pb.CommandPing())), 1.0)
+    assert shell.kinds == [Kind.PONG]
 
 
 class TestHandshake:
@@ -228,6 +256,16 @@ class TestRequests:
         made.received(framed(Kind.ERROR, request_id=NO_REQUEST, **refusal), 0.0)
         made.socket_lost("eof")
         assert "begone" in str(shell.ends[0])
+
+    def test_of_an_endless_reason_the_beginning_is_kept(self, shell: RecordingShell) -> None:
+        made, outcomes = ready_core(shell), list[tuple[int, Outcome]]()
+        ask(made, 1, outcomes)
+        for request_id in (1, NO_REQUEST):
+            refusal = {"error": pb.NotAllowedError, "message": "x" * 1_000_000}
+            made.received(framed(Kind.ERROR, request_id=request_id, **refusal), 0.0)
+        made.socket_lost("eof")
+        assert len(str(outcomes[0][1])) == MAX_REASON
+        assert MAX_REASON < len(str(shell.ends[0])) < 2 * MAX_REASON
 
 
 ROUTED = [

@@ -27,6 +27,7 @@ from magnetar.wire.attachment import is_retriable
 from magnetar.wire.connection import PeerKind
 from magnetar.wire.pool import ConnectionPool
 from tests.support.authority import Authority
+from tests.support.bounds import set_bound
 from tests.support.certificates import make_certificate
 from tests.support.child_process import free_port
 from tests.support.waiting import until
@@ -53,6 +54,45 @@ def schema_request() -> pb.BaseCommand:
 
 def answered(peer: Peer, received: pb.BaseCommand) -> None:
     peer.say(Kind.GET_SCHEMA_RESPONSE, request_id=received.get_schema.request_id)
+
+
+async def test_the_oldest_of_too_many_connections_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "KNOWN_BROKERS", 2)
+    async with serving() as first, serving() as second, serving() as third:
+        pool = pool_of(first.url)
+        made = [await pool.at(each.url) for each in (first, second, third)]
+        assert [each.is_lost for each in made] == [True, False, False]
+        assert pool.connections == tuple(made[1:])
+        assert not (await pool.any()).is_lost
+        assert len(pool.connections) == 2
+        await pool.close()
+
+
+async def test_a_broker_that_asks_for_many_proofs_and_reads_none_gets_one() -> None:
+    proofs: list[bytes] = []
+
+    def greet(peer: Peer, received: pb.BaseCommand) -> None:
+        if received.type == Kind.CONNECT:
+            peer.welcome()
+        else:
+            proofs.append(received.auth_response.response.auth_data)
+
+    async with serving(answered, greet) as broker:
+        pool = pool_of(broker.url, ClientSettings(token="t"))
+        connection = await pool.any()
+        connection.pause_writing()
+        for _ in range(20):
+            challenge = command(Kind.AUTH_CHALLENGE)
+            challenge.auth_challenge.challenge.auth_data = b"PulsarAuthRefresh"
+            broker.peers[0].send(challenge)
+            await connection.request(schema_request())
+        connection.resume_writing()
+        await until(lambda: bool(proofs))
+        await connection.request(schema_request())
+        assert proofs == [b"t"]
+        await pool.close()
 
 
 class TestSharing:

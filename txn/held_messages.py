@@ -49,6 +49,11 @@ class HeldMessages:
         """The transactions with a cumulative acknowledgement."""
         return self._cumulative.keys()
 
+    @property
+    def cumulative(self) -> AckedPosition | None:
+        """How far transactions acknowledged cumulatively; None if none did."""
+        return None if self._top is None else self._top.acks[0]
+
     def transactions_at(self, position: Position) -> set[TxnId]:
         """The transactions that hold messages of an entry."""
         found = {ack.txn for ack, _, _ in self._individual.get(position, ())}

@@ -16,11 +16,16 @@ Rules (A, W: `docs/transactions.md`):
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Protocol, Self
 
 import structlog
 
-from config.bounds import TXN_CLEANING_RETRY_MAX_S, TXN_SLICE_POSITIONS
+from config.bounds import (
+    TXN_CLEANING_RETRY_MAX_S,
+    TXN_RECORDS_PUT_AT_ONCE,
+    TXN_SLICE_POSITIONS,
+)
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.server_error import MagnetarError
@@ -28,7 +33,7 @@ from magnetar.protocol.txn_id import TxnId
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.types import ManagedLedgerClosed, ManagedLedgerFenced
 from txn import records
-from txn.ack_records import delete_ended, for_each, run_all
+from txn.ack_records import delete_ended, for_each
 from txn.errors import (
     CorruptTransactionRecord,
     HeldByTransactions,
@@ -195,6 +200,26 @@ class PendingAcks:
             task = self._holding.start(self._hold(txn, taken, self._begin_writing(txn)))
         return task
 
+    async def acknowledge_many(
+        self,
+        txn: TxnId,
+        acks: Sequence[AckedPosition],
+        *,
+        consumer: str = "",
+        require: Callable[[], None] = _always_wanted,
+    ) -> asyncio.Task[None]:
+        """As `acknowledge`, with TXN_SLICE_POSITIONS messages held in a turn of the loop.
+
+        Returns its task when all messages are held, or the task has failed and none is.  `require`
+        is called before each slice.
+        """
+        wanted = WantedAck(txn, acks, False, consumer, require)
+        all_held: asyncio.Future[None] = self._loop.create_future()
+        work = self._hold_after_reading_headers(wanted, self._waiting.get(txn), all_held)
+        task = self._waiting[txn] = self._holding.start(work)
+        await asyncio.wait((task, all_held), return_when=asyncio.FIRST_COMPLETED)
+        return task
+
     def _reserve(self, wanted: WantedAck) -> Sequence[PendingAck]:
         self._require_running()
         wanted.require()
@@ -209,9 +234,15 @@ class PendingAcks:
         return taken
 
     async def _hold_after_reading_headers(
-        self, wanted: WantedAck, before: asyncio.Task[None] | None
+        self,
+        wanted: WantedAck,
+        before: asyncio.Task[None] | None,
+        all_held: asyncio.Future[None] | None = None,
     ) -> None:
-        """Reserve after the holders' headers were read, each once (A8), and hold then."""
+        """Reserve after the holders' headers were read, each once (A8), and hold then.
+
+        `all_held` is done when all messages are reserved.
+        """
         task = asyncio.current_task()
         try:
             if before is not None:
@@ -219,7 +250,7 @@ class PendingAcks:
             asked: set[TxnId] = set()
             while True:
                 try:
-                    taken = self._reserve(wanted)
+                    taken, written = await self._reserve_in_slices(wanted)
                     break
                 except HeldByTransactions as conflict:
                     # A8: a holder may have ended without this owner's knowledge.
@@ -231,13 +262,47 @@ class PendingAcks:
         finally:
             if self._waiting.get(wanted.txn) is task:
                 del self._waiting[wanted.txn]
-        await self._hold(wanted.txn, taken, self._begin_writing(wanted.txn))
+        if all_held is not None:
+            all_held.set_result(None)
+        await self._hold(wanted.txn, taken, written)
+
+    async def _reserve_in_slices(
+        self, wanted: WantedAck
+    ) -> tuple[Sequence[PendingAck], asyncio.Future[None]]:
+        """Reserve all messages or none (L5), one slice in each turn of the loop."""
+        written = self._begin_writing(wanted.txn)
+        taken: list[PendingAck] = []
+        try:
+            for first in range(0, len(wanted.acks), TXN_SLICE_POSITIONS):
+                if first:
+                    await asyncio.sleep(0)
+                part = wanted.acks[first : first + TXN_SLICE_POSITIONS]
+                taken += self._reserve(replace(wanted, acks=part))
+        except BaseException:
+            await self._let_go(taken)
+            # Before this one waits for others, which may wait for it.
+            self._end_writing(wanted.txn, written)
+            raise
+        return taken, written
+
+    async def _let_go(self, taken: Sequence[PendingAck]) -> None:
+        """Hold messages no longer whose acknowledgement failed, one record's in each turn."""
+        for number, ack in enumerate(taken):
+            if number:
+                await asyncio.sleep(0)
+            self._carry_out(self.core.failed((ack,)))
 
     def _begin_writing(self, txn: TxnId) -> asyncio.Future[None]:
         """Register a write, in the turn of its reservation: `learn_ends` waits for it."""
         written: asyncio.Future[None] = self._loop.create_future()
         self._writing.setdefault(txn, set()).add(written)
         return written
+
+    def _end_writing(self, txn: TxnId, written: asyncio.Future[None]) -> None:
+        written.set_result(None)
+        self._writing[txn].discard(written)
+        if not self._writing[txn]:
+            del self._writing[txn]
 
     async def _hold(
         self, txn: TxnId, taken: Sequence[PendingAck], written: asyncio.Future[None]
@@ -247,18 +312,19 @@ class PendingAcks:
         except BaseException as error:
             if isinstance(error, _STOPPING):
                 self._stop(error)
-            self._carry_out(self.core.failed(taken))
+            await self._let_go(taken)
             raise
         else:
-            # Consumers lose the messages first, and get them again if the transaction has aborted.
-            self._carry_out(self.core.confirmed(taken))
-            self._carry_out(self.core.end_late(taken))
+            for number, ack in enumerate(taken):
+                if number:
+                    await asyncio.sleep(0)
+                # Consumers lose the messages first, and get them again if the transaction has
+                # aborted.  An end that comes between two records finds those before held.
+                self._carry_out(self.core.confirmed((ack,)))
+                self._carry_out(self.core.end_late((ack,)))
         finally:
-            written.set_result(None)
-            self._writing[txn].discard(written)
-            if not self._writing[txn]:
-                del self._writing[txn]
-        if taken[0].state is AckState.RELEASED:
+            self._end_writing(txn, written)
+        if taken[-1].state is AckState.RELEASED:
             self.core.require_not_ended(txn)
 
     async def _make_durable(self, txn: TxnId, taken: Sequence[PendingAck]) -> None:
@@ -276,11 +342,15 @@ class PendingAcks:
                 ack.consumer,
             )
             self.core.putting(ack, record)
-        await run_all(self._store.put_ack(ack.record) for ack in taken if ack.record is not None)
+        await for_each(taken, self._put_one, at_once=TXN_RECORDS_PUT_AT_ONCE)
         self.core.stored(taken)
         self._check_header(txn)
         # A1: so no later owner has loaded without these records.
         await self._owner.confirm()
+
+    async def _put_one(self, ack: PendingAck) -> None:
+        if ack.record is not None:
+            await self._store.put_ack(ack.record)
 
     # Ends
 

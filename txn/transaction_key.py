@@ -243,7 +243,8 @@ def decide_begin(
 def key_not_found(name: KeyName) -> TransactionKeyNotFound:
     """The error for a key that does not exist, or that is not shown to a role."""
     return TransactionKeyNotFound(
-        f"There is no transaction key {name.key!r} of {name.owner or 'anonymous'!r}: see the list."
+        f"There is no transaction key {name.key!r} of {name.owner or 'anonymous'!r}: see which "
+        "there are with GET /admin/v2/transactions/transaction-keys."
     )
 
 

@@ -8,6 +8,8 @@ import structlog
 
 from broker.placement import BrokerAddress, Placement
 from broker.policies.namespaces import NamespaceNotFound, TenantNotFound
+from broker.policies.policies_in_force import PoliciesInForce
+from broker.policies.policy_kinds import TRANSACTION_COORDINATOR
 from broker.topics.cluster_topics import ClusterTopics
 from broker.topics.topic import Topic, TopicNotFound
 from broker.topics.topic_requests import EndOnTopic
@@ -88,6 +90,7 @@ class TransactionsHost(Protocol):
     metadata: CountedMetadata
     managed_ledgers: ManagedLedgerFactory
     placement: Placement
+    policies: PoliciesInForce
 
     @property
     def broker_id(self) -> str:
@@ -263,7 +266,8 @@ class Transactions:
     async def require_participants(self, names: Sequence[TopicName]) -> None:
         """Require that topics may take part in a transaction of a v4 client (L1).
 
-        Raises `NotInTransactions` for a topic that is missing or not of the persistent domain.
+        Raises `NotInTransactions` for a topic that is missing or not of the persistent domain, and
+        `TransactionsOff` for one whose namespace has them switched off.
         """
         await for_each(names, self._require_participant, at_once=TXN_JOINS_AT_ONCE)
 
@@ -277,6 +281,12 @@ class Transactions:
             raise NotInTransactions(
                 f"{name} takes no part in the transaction, as there is no such topic: create it, "
                 "or open a producer first."
+            )
+        if await self._broker.policies.value(TRANSACTION_COORDINATOR, name) is not True:
+            raise TransactionsOff(
+                "Transactions of clients before version 5 are switched off in the namespace "
+                f"{name.namespace_name}: set its transactionCoordinatorEnabled, or use the v5 "
+                "client."
             )
 
     async def carry_out_end(self, txn: TxnId, end: TxnState) -> None:

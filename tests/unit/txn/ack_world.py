@@ -196,14 +196,15 @@ class AckOwner:
         await self.acks.acknowledge(txn, [self.at(index)], cumulative=True)
         self.answered.append((txn, self.at(index), True))
 
-    def pending(self) -> list[int]:
-        """Indexes of entries that are held."""
+    def pending(self, count: int = 10) -> list[int]:
+        """Indexes of those of the first entries that are held."""
         is_pending = self.acks.core.held.is_pending
-        return [each for each in range(10) if is_pending(self.at(each).position)]
+        return [each for each in range(count) if is_pending(self.at(each).position)]
 
-    def acknowledged(self) -> list[int]:
+    def acknowledged(self, count: int = 10) -> list[int]:
+        """Indexes of those of the first entries that are acknowledged."""
         done = self.cursor.is_acknowledged
-        return [each for each in range(10) if done(self.at(each).position)]
+        return [each for each in range(count) if done(self.at(each).position)]
 
     def held_or_acknowledged(self, position: Position) -> bool:
         return self.cursor.is_acknowledged(position) or self.acks.core.held.is_pending(position)

@@ -22,7 +22,6 @@ from txn.segment_owner import SegmentOwner
 from txn.store import StoredHeader, TransactionStore
 
 SEGMENT = "segment://public/default/x/0000-ffff-0"
-PATIENCE_S = 20
 T1, T2, T3 = TxnId(1, 0), TxnId(1, 1), TxnId(1, 2)
 
 

@@ -12,6 +12,7 @@ from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.txn.ack_world import SEGMENT, SUBSCRIPTION, A, AckOwner, AckWorld, B, C, turns
 from txn import records
 from txn.errors import (
@@ -390,7 +391,7 @@ async def test_cleaning_is_tried_until_the_store_works(monkeypatch: pytest.Monke
     await turns()
     assert len(await world.records()) == 1, "the cursor is not durable yet (A2)"
     assert owner.acknowledged() == [0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while await world.records():
             await asyncio.sleep(0.001)
     await owner.kill()
@@ -467,6 +468,110 @@ async def test_long_commands_make_several_records() -> None:
     await turns()
     await again.idle()
     assert again.acknowledged() == list(range(8))
+
+
+async def test_many_messages_are_held_in_slices_and_all_when_that_returns() -> None:
+    world = AckWorld()
+    await world.begin(A)
+    count = 4 * TXN_SLICE_POSITIONS
+    owner = await world.owner(entries=count)
+    held = [0]
+
+    async def watch() -> None:
+        while held[-1] < count:
+            await asyncio.sleep(0)
+            held.append(owner.acks.core.positions)
+
+    watching = asyncio.ensure_future(watch())
+    task = await owner.acks.acknowledge_many(A, [owner.at(entry) for entry in range(count)])
+    assert owner.pending(count) == list(range(count))
+    await watching
+    assert max(after - before for before, after in pairwise(held)) == TXN_SLICE_POSITIONS
+    await task
+    announced = [len(positions) for what, positions in owner.heard.events if what == "held"]
+    assert announced == [TXN_SLICE_POSITIONS] * 4
+    await world.end(A, COMMITTED)
+    await owner.idle()
+    assert owner.acknowledged(count) == list(range(count))
+    assert await world.records() == []
+
+
+async def test_many_messages_of_which_one_is_held_elsewhere_are_refused_whole() -> None:
+    world = AckWorld()
+    await world.begin(A, B)
+    count = 3 * TXN_SLICE_POSITIONS
+    owner = await world.owner(entries=count)
+    await owner.ack(B, count - 1)
+    task = await owner.acks.acknowledge_many(A, [owner.at(entry) for entry in range(count)])
+    assert owner.pending(count) == [count - 1]
+    with pytest.raises(TransactionConflict):
+        await task
+    assert {record.txn for record in await world.records()} == {B}
+    assert not owner.acks.core.has(A)
+    await owner.ack(B, 0)
+    await world.end(B, COMMITTED)
+    await owner.idle()
+    assert owner.acknowledged(count) == [0, count - 1]
+
+
+async def test_many_messages_are_held_once_a_transaction_that_held_one_is_found_to_have_ended() -> (
+    None
+):
+    """A8: the end was written, and its owner here has not heard of it."""
+    world = AckWorld()
+    await world.begin(A, B)
+    count = 3 * TXN_SLICE_POSITIONS
+    owner = await world.owner(entries=count, eager=False)
+    await owner.ack(B, count - 1)
+    await world.end(B, ABORTED)
+    task = await owner.acks.acknowledge_many(A, [owner.at(entry) for entry in range(count)])
+    await task
+    assert owner.pending(count) == list(range(count))
+
+
+@pytest.mark.parametrize("end", [COMMITTED, ABORTED])
+async def test_end_between_two_slices_refuses_all_of_them(end: TxnState) -> None:
+    world = AckWorld()
+    await world.begin(A)
+    count = 3 * TXN_SLICE_POSITIONS
+    owner = await world.owner(entries=count)
+
+    async def end_after_the_first() -> None:
+        while not owner.acks.core.positions:
+            await asyncio.sleep(0)
+        owner.acks.decided(A, end)
+
+    ending = asyncio.ensure_future(end_after_the_first())
+    task = await owner.acks.acknowledge_many(A, [owner.at(entry) for entry in range(count)])
+    assert owner.acks.core.positions == 0
+    with pytest.raises(InvalidTxnStatus):
+        await task
+    await ending
+    await owner.idle()
+    assert (owner.pending(count), owner.acknowledged(count)) == ([], [])
+    assert await world.records() == []
+
+
+async def test_end_between_two_records_applies_each_of_them_once() -> None:
+    world = AckWorld()
+    await world.begin(A)
+    count = 3 * TXN_SLICE_POSITIONS
+    owner = await world.owner(entries=count)
+    task = await owner.acks.acknowledge_many(A, [owner.at(entry) for entry in range(count)])
+
+    def held_so_far() -> int:
+        return [what for what, _ in owner.heard.events].count("held")
+
+    while not held_so_far():
+        await asyncio.sleep(0)
+    assert held_so_far() == 1
+    await world.end(A, COMMITTED)
+    owner.acks.decided(A, COMMITTED)
+    await task
+    await owner.idle()
+    applied = [len(positions) for what, positions in owner.heard.events if what == "applied"]
+    assert sum(applied) == count
+    assert owner.acknowledged(count) == list(range(count))
 
 
 # Crashes

@@ -13,7 +13,7 @@ import pytest
 from config.bounds import TXN_CLEANING_AT_ONCE, TXN_SLICE_ENDS
 from magnetar.protocol.ids import Position
 from magnetar.protocol.txn_id import TxnId
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.txn import buffer_world
 from tests.unit.txn.ack_world import AckWorld, turns
 from tests.unit.txn.buffer_world import a_world
@@ -440,7 +440,7 @@ async def test_an_ending_owner_does_not_wait_for_the_cleaning_of_others(
     for _ in range(TXN_CLEANING_AT_ONCE):
         await slots.acquire()
     await world.load()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         await world.buffer.close()
     assert len(await world.claims()) == MANY, "nothing is deleted after the end"
     for _ in range(TXN_CLEANING_AT_ONCE):

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -69,17 +69,25 @@ class ClockSetBack(VirtualClock):
         return now_ms
 
 
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def run(scenario: Coroutine[None, None, T]) -> T:
+    """Run a coroutine on a loop of virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(scenario)
+
+
 def in_virtual_time(test: Callable[[], Awaitable[T]]) -> Callable[[], T]:
     """A test that runs on a loop of virtual time."""
 
-    def run() -> T:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    async def whole() -> T:
+        return await test()
 
-            async def whole() -> T:
-                return await test()
+    def run_test() -> T:
+        return run(whole())
 
-            return runner.run(whole())
-
-    run.__name__ = getattr(test, "__name__", "test")
-    run.__doc__ = test.__doc__
-    return run
+    run_test.__name__ = getattr(test, "__name__", "test")
+    run_test.__doc__ = test.__doc__
+    return run_test

@@ -112,6 +112,17 @@ async def test_an_end_whose_client_goes_away_is_finished(broker: Broker, connect
     assert await header_state(broker, txn) is TxnState.COMMITTED
 
 
+async def test_end_without_an_action_is_refused_and_ends_nothing(
+    broker: Broker, txn_client: TransactionClient
+) -> None:
+    txn = await txn_client.begin()
+    end = pb.CommandEndTxn(txnid_most_bits=txn[0], txnid_least_bits=txn[1], scalable=True)
+    with pytest.raises(BrokerError, match="neither commit nor abort") as refused:
+        await txn_client.raw.request(Kind.END_TXN, end)
+    assert refused.value.code == pb.NotAllowedError
+    assert await header_state(broker, txn) is TxnState.OPEN
+
+
 async def test_an_unknown_transaction_is_not_found_and_not_made(
     broker: Broker, txn_client: TransactionClient
 ) -> None:

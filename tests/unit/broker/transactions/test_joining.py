@@ -9,7 +9,7 @@ from broker.app.service import Broker
 from broker.placement import BrokerAddress
 from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.broker.transactions.conftest import TransactionClient
 from txn import records
 from txn.cleanup_requests import CleanupRequests
@@ -17,7 +17,6 @@ from txn.collector import Collector
 from txn.records import AckedPosition, AckRecord, Claim, TxnState
 
 TOPIC = "persistent://public/default/t"
-PATIENCE_S = 20
 
 
 async def operations(broker: Broker, txn: TxnId) -> list[Claim | AckRecord]:
@@ -92,7 +91,7 @@ async def test_late_records_of_a_stale_owner_on_a_loaded_topic_are_collected(
         await store.put_ack(AckRecord(txn, TOPIC, "s", 0, 1, False, acked))
     ended, still_open = txns
     await txn_client.end(ended)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while await store.read_header(ended):
             await collector.collect()
     assert await operations(broker, ended) == []
@@ -125,7 +124,7 @@ async def test_a_request_of_another_broker_is_answered_by_the_owner(
     monkeypatch.undo()
     await store.request_cleanup(TOPIC, 2)
     await store.request_cleanup(gone, 2)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while any(await broker.metadata.get_many(cleanup_requests)) or await operations(
             broker, ended
         ):
@@ -148,7 +147,7 @@ async def test_requests_from_before_the_start_are_answered(broker: Broker) -> No
     cleanup_requests = CleanupRequests(store, look)
     cleanup_requests.start()
     await until(lambda: looked == [TOPIC, TOPIC])
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while await broker.metadata.get(records.cleanup_request_key(TOPIC)):
             await asyncio.sleep(0.001)
     await cleanup_requests.stop()

@@ -13,7 +13,7 @@ from magnetar.protocol.txn_id import CoordinatorId, TxnId
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.metadata.store import MetadataError
 from tests.support.embedded_broker import running
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.broker.placement.cluster import Cluster
 from tests.unit.broker.transactions.conftest import TransactionClient
 from tests.unit.broker.transactions.test_joining import collector_of, operations
@@ -47,7 +47,7 @@ async def read_and_collect(broker: Broker, txn: TxnId) -> None:
     """The aborted row is hidden, and what was kept for that goes now that its segment is served."""
     async with clients(broker) as client:
         assert await read_to(await reader(client.raw, SEGMENT), b"last") == [b"last"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         while await broker.transactions.store.read_header(txn):
             await collector_of(broker).collect()
     assert txn in await broker.transactions.store.aborted_on(SEGMENT)

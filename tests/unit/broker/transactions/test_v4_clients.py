@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from broker.app.service import Broker
+from broker.policies.policy_kinds import TRANSACTION_COORDINATOR
+from broker.policies.topic_policies import UNSET, PoliciesOfTopic, TopicPolicies
 from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from magnetar.protocol.txn_id import TxnId
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
@@ -68,9 +70,10 @@ def payloads(messages: list[Delivery]) -> list[bytes]:
 
 @pytest.mark.usefixtures("late_watch")
 async def test_transaction_on_two_topics_is_seen_right_after_its_end(
-    v4_client: TransactionClient,
+    broker: Broker, v4_client: TransactionClient
 ) -> None:
     raw = v4_client.raw
+    await broker.topics.partitioned.create(parse_topic_name(OTHER), 1)
     topics = (TOPIC, f"{OTHER}-partition-0")
     producers = [await raw.create_producer(topic) for topic in topics]
     consumers = [await reader(raw, topic) for topic in topics]
@@ -249,6 +252,60 @@ async def test_deleting_a_topic_releases_its_part_of_a_transaction(
     assert [each.segment for each in found] == [OTHER]
     await v4_client.end(txn)
     assert await read_to(other, b"inside") == [b"inside"]
+
+
+async def test_a_namespace_refuses_transactions_of_v4_clients(
+    broker: Broker, v4_client: TransactionClient, txn_client: TransactionClient
+) -> None:
+    elsewhere = "persistent://public/other/t"
+    await broker.namespaces.create(NamespaceName("public", "other"))
+    for topic in (TOPIC, elsewhere):
+        await published(v4_client, 1, topic)
+    consumer = await reader(v4_client.raw)
+    producer = await v4_client.raw.create_producer(TOPIC)
+    joined = await v4_client.begin()
+    await v4_client.add_partitions(joined, TOPIC)
+    await send(producer, joined, b"joined")
+    member, namespace = TRANSACTION_COORDINATOR.member, NamespaceName("public", "default")
+    await broker.namespaces.change(namespace, lambda raw: raw.update({member: False}))
+    txn = await v4_client.begin()
+    for request in (
+        v4_client.add_partitions(txn, elsewhere, TOPIC),
+        v4_client.add_subscription(txn, TOPIC, "s"),
+    ):
+        with pytest.raises(BrokerError, match="transactionCoordinatorEnabled") as refused:
+            await request
+        assert refused.value.code == pb.NotAllowedError
+        assert "public/default" in refused.value.message
+    await v4_client.add_partitions(txn, elsewhere)
+    later = await txn_client.begin()
+    await txn_client.add_partitions(later, TOPIC)
+    for each in (joined, txn):
+        await v4_client.end(each)
+    await txn_client.end(later)
+    assert await read_to(consumer, b"joined") == [b"0", b"joined"]
+    await broker.namespaces.change(namespace, lambda raw: raw.pop(member))
+    again = await v4_client.begin()
+    await v4_client.add_partitions(again, TOPIC)
+    await v4_client.end(again)
+
+
+async def test_adding_a_topic_to_a_transaction_reads_no_policies_of_topics(
+    v4_client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the namespace are in memory."""
+    await published(v4_client, 1)
+    read: list[TopicName] = []
+
+    async def get(_: TopicPolicies, name: TopicName) -> PoliciesOfTopic:
+        read.append(name)
+        return UNSET
+
+    monkeypatch.setattr(TopicPolicies, "get", get)
+    txn = await v4_client.begin()
+    await v4_client.add_partitions(txn, TOPIC)
+    await v4_client.end(txn)
+    assert read == []
 
 
 async def test_answers_have_both_numbers_of_the_transaction(v4_client: TransactionClient) -> None:

@@ -343,7 +343,7 @@ async def test_a_topic_that_was_lost_while_it_was_loaded_is_given_up(
     broker: Broker, txn_client: TransactionClient, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Else it stays for ever, and refuses every write in a transaction."""
-    load = Topic.load_transactions
+    load = Topic.load_subscriptions
 
     async def loses(topic: Topic) -> None:
         await load(topic)
@@ -356,7 +356,7 @@ async def test_a_topic_that_was_lost_while_it_was_loaded_is_given_up(
             await topic.owner.confirm()
 
     with monkeypatch.context() as losing:
-        losing.setattr(Topic, "load_transactions", loses)
+        losing.setattr(Topic, "load_subscriptions", loses)
         topic = await broker.topics.get(NAME, create=True)
     await until(lambda: topic.state is TopicState.CLOSED)
     producer = await txn_client.raw.create_producer(TOPIC)

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,10 +51,15 @@ class SchemaType(enum.IntEnum):
     EXTERNAL = 22
 
 
-AVRO_DEFINED = frozenset({SchemaType.JSON, SchemaType.AVRO})
+AVRO_DEFINED = frozenset({SchemaType.JSON, SchemaType.AVRO, SchemaType.PROTOBUF})
+"""Types with an Avro definition; that of PROTOBUF says what the message class has as a record."""
+PARSED = AVRO_DEFINED | {SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE}
+"""Types whose definition is parsed."""
+PARTS = ("key", "value")
+"""The schemas in one of type KEY_VALUE, by their names in its properties."""
 SHOWN_CHARACTERS = 300
 """Characters of a parser's error that are passed on."""
-STRUCTURED = frozenset({SchemaType.PROTOBUF, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE})
+_LENGTH = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,40 @@ class SchemaDefinition:
     name: str = ""
     properties: dict[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of all that a client sent, in characters where that is text."""
+        texts = sum(len(name) + len(text) for name, text in self.properties.items())
+        return len(self.data) + len(self.name) + texts
+
+    @property
+    def parsed_bytes(self) -> int:
+        """The size of what is parsed when it is checked; 0 if nothing is."""
+        if self.kind not in PARSED:
+            return 0
+        if self.kind is not SchemaType.KEY_VALUE:
+            return len(self.data)
+        texts = (self.properties.get(f"{part}.schema.properties", "") for part in PARTS)
+        return len(self.data) + sum(map(len, texts))
+
     def same_as(self, other: "SchemaDefinition") -> bool:
         """Whether type and definition bytes are equal: then both are one version."""
-        return self.kind is other.kind and self.data == other.data
+        return (
+            self.kind is other.kind
+            and self.data == other.data
+            and self._part_kinds() == other._part_kinds()
+        )
+
+    def _part_kinds(self) -> tuple[str, str] | None:
+        # The definitions of simple keys and values are empty, whatever their types are.
+        if self.kind is not SchemaType.KEY_VALUE:
+            return None
+        return _part_kind(self, "key"), _part_kind(self, "value")
+
+
+def _part_kind(schema: SchemaDefinition, part: str) -> str:
+    # The name that Java's client gives to the type of bytes, which is NONE on the wire.
+    return schema.properties.get(f"{part}.schema.type", "BYTES")
 
 
 class CompatibilityStrategy(enum.Enum):
@@ -154,12 +191,19 @@ def reader_parts(
     yield candidate.part()
     if not history or strategy is CompatibilityStrategy.ALWAYS_COMPATIBLE:
         return
+    if strategy is CompatibilityStrategy.ALWAYS_INCOMPATIBLE:
+        if reader.same_as(history[-1]):
+            return
+        raise IncompatibleSchema(
+            "The strategy ALWAYS_INCOMPATIBLE lets consumers read this topic with its newest "
+            "schema only: subscribe with that one or without, or change the strategy."
+        )
     for writer in history if strategy in TRANSITIVE else history[-1:]:
         yield _part_for(writer, partial(_check_consumer_with, candidate, writer))
 
 
 def _part_for(old: SchemaDefinition, run: Callable[[], None]) -> CheckPart:
-    return CheckPart(len(old.data) if old.kind in AVRO_DEFINED else 0, run)
+    return CheckPart(old.parsed_bytes, run)
 
 
 def _check_with(new: "_Definition", old: SchemaDefinition, strategy: CompatibilityStrategy) -> None:
@@ -187,21 +231,34 @@ def _check_kinds(first: SchemaDefinition, second: SchemaDefinition) -> None:
 
 def _check_reads(reader: "_Definition", writer: "_Definition", complaint: str) -> None:
     kind = reader.schema.kind
-    if reader.schema.same_as(writer.schema) or (
-        kind not in AVRO_DEFINED and kind not in STRUCTURED
-    ):
+    if reader.schema.same_as(writer.schema):
         return
-    if kind in STRUCTURED:
-        raise IncompatibleSchema(
-            f"Schemas of type {kind.name} must stay as they are: use the topic's own, or "
-            "set the namespace's strategy to ALWAYS_COMPATIBLE."
-        )
+    if kind in AVRO_DEFINED:
+        _check_fields(reader, writer, complaint)
+    elif kind is SchemaType.PROTOBUF_NATIVE:
+        if reader.root_message() != writer.root_message():
+            raise IncompatibleSchema(
+                f"The root message {reader.root_message()} is not {writer.root_message()}, the "
+                "topic's: use that one, or another topic."
+            )
+    elif kind is SchemaType.KEY_VALUE:
+        for ours, theirs in zip(reader.key_and_value(), writer.key_and_value(), strict=True):
+            _check_kinds(ours.schema, theirs.schema)
+            if ours.schema.kind is SchemaType.KEY_VALUE and not ours.schema.same_as(theirs.schema):
+                raise IncompatibleSchema(
+                    "A pair within a pair must stay as it is: use the topic's own schema, or set "
+                    "the namespace's strategy to ALWAYS_COMPATIBLE."
+                )
+            _check_reads(ours, theirs, complaint)
+
+
+def _check_fields(reader: "_Definition", writer: "_Definition", complaint: str) -> None:
     try:
         found = mismatches(reader.avro(), writer.avro())
     except SchemaTooComplex as error:
         raise IncompatibleSchema(
-            f"The {kind.name} schema cannot be compared with the topic's, as {error}: make it "
-            "simpler, or set the namespace's strategy to ALWAYS_COMPATIBLE."
+            f"The {reader.schema.kind.name} schema cannot be compared with the topic's, as "
+            f"{error}: make it simpler, or set the namespace's strategy to ALWAYS_COMPATIBLE."
         ) from error
     if found:
         places = ", ".join(sorted({each.place for each in found}))
@@ -217,21 +274,157 @@ class _Definition:
     def __init__(self, schema: SchemaDefinition) -> None:
         self.schema = schema
         self._avro: avro.schema.Schema | None = None
+        self._parts: tuple[_Definition, _Definition] | None = None
+        self._root_message: str | None = None
 
     def part(self) -> CheckPart:
-        """The check that a JSON or AVRO schema is an Avro definition of bounded size."""
-        if self.schema.kind not in AVRO_DEFINED:
+        """The check that the definition is one of its type, and of bounded size."""
+        if self.schema.kind not in PARSED:
             return CheckPart(0, lambda: None)
-        return CheckPart(len(self.schema.data), self._require_parsed)
+        return CheckPart(self.schema.parsed_bytes, self._require_parsed)
 
     def _require_parsed(self) -> None:
-        self.avro()
+        if self.schema.kind in AVRO_DEFINED:
+            self.avro()
+        elif self.schema.kind is SchemaType.PROTOBUF_NATIVE:
+            self.root_message()
+        else:
+            for each in self.key_and_value():
+                if each.schema.kind in PARSED - {SchemaType.KEY_VALUE}:
+                    each._require_parsed()
 
     def avro(self) -> avro.schema.Schema:
         """The Avro definition.  Raises `IncompatibleSchema`."""
         if self._avro is None:
             self._avro = _parse(self.schema)
         return self._avro
+
+    def root_message(self) -> str:
+        """The full name of the message of a PROTOBUF_NATIVE schema.  Raises as above."""
+        if self._root_message is None:
+            self._root_message = _root_message(self.schema)
+        return self._root_message
+
+    def key_and_value(self) -> tuple["_Definition", "_Definition"]:
+        """The schemas that a KEY_VALUE schema consists of.  Raises as above."""
+        if self._parts is None:
+            key, value = _key_and_value(self.schema)
+            self._parts = _Definition(key), _Definition(value)
+        return self._parts
+
+
+def _key_and_value(schema: SchemaDefinition) -> tuple[SchemaDefinition, SchemaDefinition]:
+    try:
+        key, rest = _split_first(schema.data)
+        value, rest = _split_first(rest)
+        if rest:
+            raise ValueError(f"{len(rest)} bytes follow the value's schema")
+        parts = []
+        for name, data in zip(PARTS, (key, value), strict=True):
+            kind = _part_kind(schema, name)
+            number = SchemaType.NONE if kind == "BYTES" else SchemaType[kind]
+            properties = json.loads(schema.properties.get(f"{name}.schema.properties") or "{}")
+            if not isinstance(properties, dict):
+                raise ValueError(f"the properties of the {name}'s schema are no object")
+            texts = {key: str(text) for key, text in properties.items()}
+            parts.append(SchemaDefinition(number, data, properties=texts))
+    except KeyError as error:
+        raise IncompatibleSchema(
+            f"There is no schema type {_shortened(str(error))}: use one that there is."
+        ) from error
+    except (ValueError, RecursionError, struct.error) as error:
+        raise IncompatibleSchema(
+            "The KEY_VALUE schema is not the schemas of a key and a value, each behind its length "
+            f"({_shortened(str(error))}): correct it."
+        ) from error
+    return parts[0], parts[1]
+
+
+def _split_first(data: bytes) -> tuple[bytes, bytes]:
+    """The first definition, whose length is before it, and the bytes behind it.
+
+    C++'s client gives the length -1 to an empty one.
+    """
+    end = _LENGTH.size + max(_LENGTH.unpack_from(data)[0], 0)
+    if end > len(data):
+        raise ValueError(f"{end} bytes were announced, and {len(data)} are there")
+    return data[_LENGTH.size : end], data[end:]
+
+
+def text_of_pair(schema: SchemaDefinition) -> str:
+    """The KEY_VALUE schema as REST shows it: `{"key": ..., "value": ...}`, "" for an empty part.
+
+    As Pulsar's SchemaUtils.convertKeyValueSchemaInfoDataToString.  Raises `IncompatibleSchema` if
+    the schema is no pair.
+    """
+    parts = zip(("key", "value"), _key_and_value(schema), strict=True)
+    return _json_text({name: _shown_part(part) for name, part in parts})
+
+
+def _shown_part(part: SchemaDefinition) -> object:
+    if part.kind is SchemaType.KEY_VALUE:
+        return json.loads(text_of_pair(part))
+    text = part.data.decode("utf-8", "replace")
+    try:
+        return json.loads(text) if text else ""
+    except (ValueError, RecursionError):
+        return text
+
+
+def data_of_pair(text: str, properties: dict[str, str]) -> bytes:
+    """The reverse of `text_of_pair`: the definition of a KEY_VALUE schema with `properties`.
+
+    As Pulsar's SchemaUtils.convertKeyValueDataStringToSchemaInfoSchema.  Raises
+    `IncompatibleSchema`.
+    """
+    try:
+        pair = json.loads(text)
+        if not isinstance(pair, dict) or pair.keys() != {"key", "value"}:
+            raise ValueError("it is no object with the members key and value")
+        parts = [_part_data(name, pair[name], properties) for name in ("key", "value")]
+    except (ValueError, RecursionError) as error:
+        raise IncompatibleSchema(
+            f"The KEY_VALUE schema is not readable ({_shortened(str(error))}): send the text of "
+            '{"key": ..., "value": ...}, each the definition of its schema, "" for one without.'
+        ) from error
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def _part_data(name: str, part: object, properties: dict[str, str]) -> bytes:
+    if part == "":
+        return b""
+    text = _json_text(part)
+    if properties.get(f"{name}.schema.type") != SchemaType.KEY_VALUE.name:
+        return text.encode()
+    inner = json.loads(properties.get(f"{name}.schema.properties") or "{}")
+    if not isinstance(inner, dict):
+        raise ValueError(f"the properties of the {name}'s schema are no object")
+    return data_of_pair(text, inner)
+
+
+def _json_text(value: object) -> str:
+    # As compact as Java's clients write definitions: versions are compared by their bytes.
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _root_message(schema: SchemaDefinition) -> str:
+    """The root message, which has to be in the files that come along."""
+    # Importing Protobuf's descriptors takes some 16 ms, and few topics have such schemas.
+    from broker.policies.native_schemas import root_message  # noqa: PLC0415
+
+    try:
+        root, is_there = root_message(schema.data)
+    except ValueError as error:
+        raise IncompatibleSchema(
+            "The PROTOBUF_NATIVE schema is not a set of file descriptors and the name of a message "
+            f"({_shortened(str(error))}): correct it."
+        ) from error
+    if not is_there:
+        raise IncompatibleSchema(
+            f"The PROTOBUF_NATIVE schema has no message {_shortened(root)} in its files: add its "
+            "file."
+        )
+    return root
 
 
 def _parse(schema: SchemaDefinition) -> avro.schema.Schema:
@@ -242,7 +435,8 @@ def _parse(schema: SchemaDefinition) -> avro.schema.Schema:
             "most: make it smaller, for example by leaving out docs."
         )
     try:
-        return make_avsc_object(json.loads(schema.data))
+        # Older Java clients write names of nested classes with a dollar, which Avro forbids.
+        return make_avsc_object(json.loads(schema.data), validate_names=False)
     except (AvroException, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise IncompatibleSchema(
             f"The {schema.kind.name} schema is not an Avro definition "

@@ -9,12 +9,12 @@ one record for all of its partitions, a scalable one for all of its segments.
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import structlog
 
-from config.bounds import RECORD_CHANGE_TRIES
+from config.bounds import RECORD_CHANGE_TRIES, RECORDS_PER_TURN
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import (
     NamespaceName,
@@ -46,6 +46,18 @@ class PoliciesOfTopic:
         """The local value, or else the global one; None if neither is set."""
         value = self.local.get(path)
         return self.global_.get(path) if value is None else value
+
+    def of_level(self, *, is_global: bool) -> Mapping[str, object]:
+        """The policies of one level."""
+        return self.global_ if is_global else self.local
+
+    def changed(self, path: str, value: object, *, is_global: bool) -> "PoliciesOfTopic":
+        """The same with another value of a policy; None: without it."""
+        level = dict(self.of_level(is_global=is_global))
+        level.pop(path, None)
+        if value is not None:
+            level[path] = value
+        return replace(self, **{"global_" if is_global else "local": level})
 
 
 UNSET = PoliciesOfTopic(_NONE, _NONE)
@@ -110,23 +122,30 @@ class TopicPolicies:
         record = await self._metadata.get(_key(name))
         return UNSET if record is None else _decode(record)
 
-    async def change(self, name: TopicName, path: str, value: object, *, is_global: bool) -> None:
-        """Set a policy of a topic, or remove it with None.
+    async def find(
+        self, namespace: NamespaceName, wanted: Callable[[PoliciesOfTopic], bool]
+    ) -> str | None:
+        """The local name of a topic with such policies, read anew.  Raises `MetadataError`."""
+        records = await self._metadata.scan(*children_range(_parent_key(namespace)))
+        for number, record in enumerate(records):
+            if wanted(_decode(record)):
+                return decode_name(name_of(record.key))
+            if number % RECORDS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return None
 
-        Raises `MetadataError`, `VersionConflict` after RECORD_CHANGE_TRIES conflicts.
+    async def update(
+        self, name: TopicName, change: Callable[[PoliciesOfTopic], PoliciesOfTopic]
+    ) -> None:
+        """Write what `change` makes of the policies of a topic.
+
+        `change` may be called up to RECORD_CHANGE_TRIES times, each time with policies that were
+        read anew, and may raise.  Raises `MetadataError`, and `VersionConflict` after the last
+        conflict.
         """
         for tries_left in reversed(range(RECORD_CHANGE_TRIES)):
             record = await self._metadata.get(_key(name))
-            found = UNSET if record is None else _decode(record)
-            level = dict(found.global_ if is_global else found.local)
-            level.pop(path, None)
-            if value is not None:
-                level[path] = value
-            changed = (
-                PoliciesOfTopic(found.local, level)
-                if is_global
-                else PoliciesOfTopic(level, found.global_)
-            )
+            changed = change(UNSET if record is None else _decode(record))
             expect = ABSENT if record is None else record.version
             try:
                 await self._metadata.put(_key(name), _encode(changed), expect=expect)

@@ -54,10 +54,10 @@ async def test_a_change_is_known_at_once_and_followed_elsewhere(
     other.on_change(lambda namespace, name: changes.append((namespace, name)))
     await policies.follow(NAMESPACE)
     await other.follow(NAMESPACE)
-    await policies.change(TOPIC, "maxProducers", 3, is_global=False)
+    await policies.update(TOPIC, lambda found: found.changed("maxProducers", 3, is_global=False))
     assert policies.known(TOPIC) == PoliciesOfTopic({"maxProducers": 3})
     await until(lambda: other.known(TOPIC) == PoliciesOfTopic({"maxProducers": 3}))
-    await policies.change(TOPIC, "maxProducers", None, is_global=False)
+    await policies.update(TOPIC, lambda found: found.changed("maxProducers", None, is_global=False))
     await until(lambda: other.known(TOPIC) == PoliciesOfTopic())
     assert set(changes) == {(NAMESPACE, "a topic")}
     await other.stop()
@@ -77,7 +77,7 @@ async def test_the_record_of_a_deleted_topic_is_deleted(
     store: MemoryMetadataStore, policies: TopicPolicies
 ) -> None:
     await policies.follow(NAMESPACE)
-    await policies.change(TOPIC, "maxProducers", 3, is_global=True)
+    await policies.update(TOPIC, lambda found: found.changed("maxProducers", 3, is_global=True))
     await policies.forget(TOPIC)
     assert policies.known(TOPIC) == UNSET
     assert await store.get(KEY) is None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from config.bounds import PLAN_BACKLOG_WAIT_S
+from config.bounds import PLAN_BACKLOG_WAIT_S, SUBSCRIPTIONS_SHOWN_AT_ONCE
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.server_error import MagnetarError
 from storage.managed_ledger.stream_ranges import after
@@ -39,9 +39,12 @@ async def backlog_sizes(topic: Topic) -> dict[str, BacklogSize]:
     found: dict[str, BacklogSize] = {}
     try:
         async with asyncio.timeout(PLAN_BACKLOG_WAIT_S):
-            for name, subscription in list(topic.subscriptions.items()):
+            subscriptions = list(topic.subscriptions.items())
+            for number, (name, subscription) in enumerate(subscriptions, start=1):
                 if subscription.durable:
                     found[name] = await _size_of(topic, subscription)
+                if number % SUBSCRIPTIONS_SHOWN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
     except (TimeoutError, MagnetarError):
         # Statistics are shown without what cannot be counted now.
         return found

@@ -135,11 +135,32 @@ class FinalIds(NamedTuple):
     ids: tuple[CarriedId, ...]
 
 
+class FinalRanges(NamedTuple):
+    """What a parent has of the segments of other clusters, at its end.
+
+    `hash_start` to `hash_end`, both included, are the parent's; `sources` is the JSON of its
+    `SegmentSources`.
+    """
+
+    hash_start: int
+    hash_end: int
+    sources: Sequence[object]
+
+
 @dataclass(frozen=True, slots=True)
 class FinalSequences:
-    """The ids of all producers at the end of a parent, or of several."""
+    """What a parent, or several, had at the end: the ids of all producers, and the ranges."""
 
     producers: Sequence[FinalIds]
+    ranges: Sequence[FinalRanges] = ()
+
+    @classmethod
+    def together(cls, finals: Sequence["FinalSequences"]) -> "FinalSequences":
+        """Those of several parents, whose keys differ."""
+        return cls(
+            [each for final in finals for each in final.producers],
+            [each for final in finals for each in final.ranges],
+        )
 
     def to_json(self) -> dict[str, object]:
         """The JSON that brokers send each other."""
@@ -147,7 +168,8 @@ class FinalSequences:
             "producers": [
                 [each.name, each.numbered, each.seen_ms, rows_of(each.ids)]
                 for each in self.producers
-            ]
+            ],
+            "ranges": [list(each) for each in self.ranges],
         }
 
     @classmethod
@@ -160,7 +182,11 @@ class FinalSequences:
                 [
                     FinalIds(str(name), bool(numbered), int(seen_ms), ids_of(rows))
                     for name, numbered, seen_ms, rows in members["producers"]
-                ]
+                ],
+                [
+                    FinalRanges(int(start), int(end), list(sources))
+                    for start, end, sources in members["ranges"]
+                ],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"these are not final sequence ids: {error!r}") from error
@@ -170,7 +196,7 @@ def common_to_partitions(finals: Sequence[FinalSequences]) -> FinalSequences:
     """The ids of several partitions of one topic together.
 
     A message may be on any of them, as a partition is not chosen by ranges of hashes.  So each name
-    has its lowest id, if all partitions have the name.
+    has its lowest id, if all partitions have the name.  Partitions have no ranges.
     """
     by_name: dict[tuple[str, bool], list[FinalIds]] = {}
     for final in finals:

@@ -109,3 +109,8 @@ class ClientConnection(Protocol):
     def forget_consumer(self, consumer_id: int, consumer: object) -> None:
         """Free the id if it is this consumer's."""
         ...
+
+
+def address_of(remote: str) -> str:
+    """The IP address in a `host:port`."""
+    return remote.rpartition(":")[0] or remote

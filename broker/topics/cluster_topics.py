@@ -6,6 +6,7 @@ from typing import TypeVar
 from broker.placement.owner_requests import OwnerRequests
 from broker.placement.typed_request import EventSink, Request, RequestHandler, request_handlers
 from broker.topics.local_topics import ClusterTopicsHost, LoadedTopics, LocalTopics
+from broker.topics.stored_stats import stored_topic_stats
 from broker.topics.topic import TopicNotFound
 from broker.topics.topic_requests import (
     OWNER_ERRORS,
@@ -85,6 +86,22 @@ class ClusterTopics:
             return await self.ask(ViewTopicStats(name))
         except TopicNotFound:
             return {}
+
+    async def stats_without_loading(self, name: TopicName) -> Mapping[str, object]:
+        """The TopicStats of a topic: of one that is not loaded what is stored; {} without one.
+
+        See `stored_topic_stats`.  Raises as `ask`, and the errors of reading.
+        """
+        placement = self._placement
+        is_owned = placement.shared and placement.known_owner(name) is not None
+        is_stored = name.domain is TopicDomain.PERSISTENT
+        if not is_stored or is_owned or self.local.loaded(name) is not None:
+            return await self.stats(name)
+        stream = await self._broker.managed_ledgers.stored_stream(name.ledger_path)
+        if stream is None:
+            return {}
+        policies = await self._broker.policies.require_of(name)
+        return await stored_topic_stats(stream, policies, self._broker.clock.now_ms())
 
     # Namespaces
 

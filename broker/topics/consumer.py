@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from broker.topics.rates import RateSampler
 from magnetar.protocol.frames import encode_message_head
 from magnetar.protocol.ids import LATEST, UNSOLICITED_REQUEST_ID, Position
 from magnetar.protocol.key_hash import HashRange
+from magnetar.protocol.names import TopicName
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandActiveConsumerChange,
@@ -22,7 +24,11 @@ from magnetar.protocol.txn_id import TxnId
 
 OUTBOX_BYTES: Final = 256 * 1024
 """Messages collected for one write; after it the connection's back pressure is checked."""
+_KNOWS_NO_END_OF_TOPIC: Final = re.compile(r"Pulsar-CPP-v[0-4]\.|Pulsar[- ]Go")
+"""Versions in CONNECT of clients that treat REACHED_END_OF_TOPIC as an invalid command.
 
+Pulsar's clients in C++, which those in Python and Node are built on, and in Go.
+"""
 
 Ack = tuple[Position, Sequence[int], int]
 """An entry, the bits of it that are not acknowledged (none: all is), and its batch size or 0."""
@@ -98,6 +104,8 @@ class SubscribeRequest:
     read_compacted: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    replicated: bool = False
+    """Whether the subscription is to be replicated; False leaves one that is as it is."""
 
 
 class NewestMessage(NamedTuple):
@@ -130,6 +138,11 @@ class ConsumedSubscription(Protocol):
     @property
     def name(self) -> str:
         """Name of the subscription."""
+        ...
+
+    @property
+    def topic_name(self) -> TopicName:
+        """Name of the topic."""
         ...
 
     @property
@@ -207,6 +220,12 @@ class ConsumedSubscription(Protocol):
         """Acknowledge when the transaction commits: see `Subscription`."""
         ...
 
+    async def acknowledge_many_in(
+        self, consumer: "Consumer", txn: TxnId, acks: Sequence[Ack]
+    ) -> asyncio.Task[None]:
+        """As `acknowledge_in`, in slices: see `Subscription`."""
+        ...
+
     def redeliver(
         self, consumer: "Consumer", messages: Mapping[Position, int] | None, epoch: int | None
     ) -> None:
@@ -259,9 +278,13 @@ class Consumer:
         "entries_out_total",
         "epoch",
         "forget_connection",
+        "has_earlier_messages",
         "identity",
         "is_open",
         "key_shared",
+        "last_acked_ms",
+        "last_flow_ms",
+        "last_sent_ms",
         "messages_out_total",
         "metadata",
         "name",
@@ -289,6 +312,8 @@ class Consumer:
         self.read_compacted = request.read_compacted
         """Whether it gets of each key the newest message only, as far as the topic is compacted."""
         self.metadata = request.metadata
+        self.has_earlier_messages = True
+        """Whether it may have messages that it was sent before it attached (L9)."""
         self.identity = ""
         """Identity in acknowledgement records (A9); made when it is first needed."""
         self.partition = subscription.partition_index
@@ -309,6 +334,12 @@ class Consumer:
         self.bytes_out_total = 0
         self.redelivered_total = 0
         self.acknowledged_total = 0
+        self.last_flow_ms = 0
+        """When its client sent a FLOW last; 0: never."""
+        self.last_sent_ms = 0
+        """When messages were sent to it last; 0: never."""
+        self.last_acked_ms = 0
+        """When it acknowledged last; 0: never."""
         self.rate_sampler = RateSampler(asyncio.get_running_loop().time(), len(self.traffic))
         """Samples `traffic`: see `broker.topics.rate_timer`."""
         self._max_unacked = sys.maxsize
@@ -386,6 +417,7 @@ class Consumer:
     def flush(self) -> None:
         """Pass everything delivered so far to the connection."""
         if self._outbox:
+            self.last_sent_ms = self.subscription.now_ms()
             self.connection.send_encoded(*self._outbox)
             self._outbox.clear()
             self._outbox_bytes = 0
@@ -415,6 +447,7 @@ class Consumer:
         """Add the permits of a FLOW."""
         if not self.closed:
             self.permits += permits
+            self.last_flow_ms = self.subscription.now_ms()
             self.subscription.wake()
 
     def opened(self) -> None:
@@ -452,10 +485,16 @@ class Consumer:
         )
 
     def send_end_of_topic(self) -> None:
-        """Send REACHED_END_OF_TOPIC once, and not before the client knows that it is open."""
+        """Send REACHED_END_OF_TOPIC once, and not before the client knows that it is open.
+
+        Clients that do not know the command close their connection when it comes, and come back to
+        get it again: they are not sent it.
+        """
         if self.end_of_topic_sent or not self.is_open:
             return
         self.end_of_topic_sent = True
+        if _KNOWS_NO_END_OF_TOPIC.match(self.connection.client_version):
+            return
         self.connection.send(
             BaseCommand(
                 type=BaseCommand.REACHED_END_OF_TOPIC,

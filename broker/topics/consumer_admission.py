@@ -1,13 +1,45 @@
 """Rules by which a subscription of any topic admits a consumer."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from broker.policies.applied_policies import AppliedPolicies
-from broker.topics.client_connection import ClientConnection
+from broker.topics.client_connection import ClientConnection, address_of
 from broker.topics.consumer import Consumer, KeySharedPolicy, SubscribeRequest, SubscriptionType
-from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.context import TopicContext
+from broker.topics.dispatch.errors import ConsumerBusy, SubscriptionRefused
+from broker.topics.subscribe_limit import SubscribeLimit
 from magnetar.protocol.names import TopicName
+
+
+class AdmittingTopic(Protocol):
+    """The topic of a subscription."""
+
+    @property
+    def name(self) -> TopicName:
+        """Name of the topic."""
+        ...
+
+    @property
+    def context(self) -> TopicContext:
+        """Services that all topics use."""
+        ...
+
+    @property
+    def policies(self) -> AppliedPolicies:
+        """The policies in force."""
+        ...
+
+    @property
+    def consumer_count(self) -> int:
+        """The number of attached consumers, those of readers included."""
+        ...
+
+    @property
+    def subscriptions(self) -> Mapping[str, "AdmittingSubscription"]:
+        """Subscriptions by name."""
+        ...
 
 
 class AdmittingSubscription(Protocol):
@@ -56,18 +88,16 @@ def require_agreement(subscription: AdmittingSubscription, request: SubscribeReq
 
 
 def require_below_maximums(
-    subscription: AdmittingSubscription,
-    topic: TopicName,
-    policies: AppliedPolicies,
-    consumers_of_topic: int,
+    subscription: AdmittingSubscription, topic: AdmittingTopic, request: SubscribeRequest
 ) -> None:
-    """Raise `ConsumerBusy` if there are as many consumers as the policies allow."""
+    """Raise `ConsumerBusy` if there are as many consumers as policies and settings allow."""
+    policies, settings = topic.policies, topic.context.settings
     for most, count, where, policy in (
-        (policies.max_consumers, consumers_of_topic, str(topic), "maxConsumersPerTopic"),
+        (policies.max_consumers, topic.consumer_count, str(topic.name), "maxConsumersPerTopic"),
         (
             policies.max_consumers_per_subscription,
             len(subscription.consumers),
-            f"Subscription {subscription.name!r} on {topic}",
+            f"Subscription {subscription.name!r} on {topic.name}",
             "maxConsumersPerSubscription",
         ),
     ):
@@ -76,6 +106,32 @@ def require_below_maximums(
                 f"{where} has {count} consumers, and the maximum is {most}: close one, or "
                 f"raise {policy}."
             )
+    most = settings.max_same_address_consumers_per_topic
+    address = address_of(request.connection.remote)
+    if most and (count := _consumers_from(topic, address)) >= most:
+        raise ConsumerBusy(
+            f"{topic.name} has {count} consumers from {address}, and the maximum is {most}: close "
+            "one, or raise max_same_address_consumers_per_topic."
+        )
+
+
+def _consumers_from(topic: AdmittingTopic, address: str) -> int:
+    return sum(
+        address_of(consumer.connection.remote) == address
+        for each in topic.subscriptions.values()
+        for consumer in each.consumers
+    )
+
+
+def require_rate(limit: SubscribeLimit, topic: TopicName, request: SubscribeRequest) -> None:
+    """Raise `SubscriptionRefused` if this consumer subscribes too often."""
+    address = address_of(request.connection.remote)
+    consumer = (address, request.consumer_name, request.consumer_id)
+    if not limit.admits(consumer, asyncio.get_running_loop().time()):
+        raise SubscriptionRefused(
+            f"Consumer {request.consumer_name!r} subscribes to {topic} more often than the policy "
+            "subscribeRate allows: subscribe again later, or raise the policy."
+        )
 
 
 async def remove_if_silent(

@@ -16,12 +16,22 @@ from broker.topics.carried_ids import (
     within,
 )
 from broker.topics.name_writer import NameWriter
+from broker.topics.source_positions import (
+    REPLICATOR_PREFIX,
+    TO_CLUSTER,
+    SourcePositions,
+    bounded_key,
+    source_positions_of,
+)
+from config.bounds import SOURCE_CLUSTERS
 from magnetar.protocol.ids import Position, from_wire
 from magnetar.protocol.names import SegmentName
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 
 SNAPSHOT_PROPERTY = "magnetar.producer-sequences"
 SNAPSHOT_BYTES = 256 * 1024
+REPLICATED_MEMBER = "replicated"
+"""What a snapshot has of the segments of other clusters."""
 NO_SEQUENCE = -1
 NO_POSITION = Position(-1, -1)
 _PARTIAL_COLUMNS = 3
@@ -48,6 +58,29 @@ def last_sequence(sequence_id: int, highest_sequence_id: int) -> int:
     """The last sequence id of a message or batch, from the unsigned fields of the wire."""
     first, highest = from_wire(sequence_id), from_wire(highest_sequence_id)
     return highest if highest > max(first, 0) else first
+
+
+class Origin(NamedTuple):
+    """What a replicated message is counted by, where it names no position.
+
+    `name` stands for a producer of the source cluster, apart from producers here of that name.
+    """
+
+    name: str
+    last: int
+    chunk: Chunk | None
+    publish_time_ms: int
+
+
+def origin_of(cluster: str, metadata: MessageMetadata) -> Origin:
+    """The origin of a message that the replicator of a cluster brought."""
+    # No producer is tracked under a name with this prefix, so none here can have it.
+    return Origin(
+        bounded_key(f"{REPLICATOR_PREFIX}{cluster}{TO_CLUSTER}{metadata.producer_name}"),
+        last_sequence(metadata.sequence_id, metadata.highest_sequence_id),
+        chunk_of(metadata),
+        metadata.publish_time,
+    )
 
 
 class ProducerSequence:
@@ -172,17 +205,26 @@ class ResendGuard(SequenceGuard):
 
 
 class Deduplication:
-    """The producers of one topic.  `limit` and `keep_ms` bound those that are not attached."""
+    """The producers of one topic.  `limit` and `keep_ms` bound those that are not attached.
 
-    def __init__(self, *, limit: int, keep_ms: int) -> None:
+    `sources` are the clusters whose replicators publish here, at most `source_limit` that are away.
+    """
+
+    def __init__(self, *, limit: int, keep_ms: int, source_limit: int = SOURCE_CLUSTERS) -> None:
         self._limit = limit
         self._keep_ms = keep_ms
         self._sequences: dict[str, ProducerSequence] = {}
+        self.sources = SourcePositions(source_limit)
         self.left_out = 0
         """Number of names that did not fit the SNAPSHOT_BYTES of the last snapshot."""
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to save."""
+        return not self._sequences and not len(self.sources)
 
     @property
     def known(self) -> Collection[ProducerSequence]:
@@ -212,6 +254,9 @@ class Deduplication:
         """Count an entry that is stored after the snapshot."""
         if metadata.HasField("marker_type"):
             return
+        if metadata.HasField("replicated_from"):
+            self._replay_replicated(metadata, position, now_ms)
+            return
         sequence = self._sequences.pop(metadata.producer_name, None) or ProducerSequence()
         last = last_sequence(metadata.sequence_id, metadata.highest_sequence_id)
         if sequence.carried:
@@ -228,6 +273,28 @@ class Deduplication:
         sequence.publish_time_ms = metadata.publish_time
         sequence.seen_ms = now_ms
         self._sequences[metadata.producer_name] = sequence
+        if len(self._sequences) > 2 * self._limit:
+            self._forget(now_ms)
+
+    def _replay_replicated(
+        self, metadata: MessageMetadata, position: Position, now_ms: int
+    ) -> None:
+        # That the cluster's replicator publishes by position is durable before its first message.
+        # Else the property may be a copy, which an application made of another message.
+        source = self.sources.get(metadata.replicated_from)
+        positions = None if source is None else source_positions_of(metadata)
+        if source is None or positions is None:
+            self.count_origin(origin_of(metadata.replicated_from, metadata), position, now_ms)
+        else:
+            source.last, source.seen_ms = positions[-1], now_ms
+
+    def count_origin(self, origin: Origin, position: Position, now_ms: int) -> None:
+        """Count a durable message of a producer of another cluster."""
+        sequence = self._sequences.pop(origin.name, None) or ProducerSequence()
+        sequence.stored(origin.last, position, origin.chunk)
+        sequence.publish_time_ms = origin.publish_time_ms
+        sequence.seen_ms = now_ms
+        self._sequences[origin.name] = sequence
         if len(self._sequences) > 2 * self._limit:
             self._forget(now_ms)
 
@@ -275,17 +342,26 @@ class Deduplication:
 
     # Snapshots
 
-    def snapshot(self, position: Position, now_ms: int) -> str:
+    def snapshot(self, position: Position, now_ms: int, replicated: str = "") -> str:
         """All that is durable up to `position`, as at most SNAPSHOT_BYTES of text.
 
-        Names that were unused for longest are left out first, and counted in `left_out`.
+        `replicated` is the JSON of the segment's `SegmentSources`, which is never left out.  Names
+        that were unused for longest are left out first, and counted in `left_out`.
         """
         self._forget(now_ms)
         rows: list[str] = []
         carried: list[str] = []
         writers: list[str] = []
         ranges = RangeTable()
-        bytes_left, self.left_out = SNAPSHOT_BYTES, 0
+        bytes_left, self.left_out = SNAPSHOT_BYTES - len(replicated), 0
+        sources: list[str] = []
+        for cluster, row_of_cluster in self.sources.rows(now_ms).items():
+            member = f"{_text(cluster)}:{_text(row_of_cluster)}"
+            if len(member) < bytes_left:
+                bytes_left -= len(member) + 1
+                sources.append(member)
+            else:
+                self.left_out += 1
         for name, known in sorted(
             self._sequences.items(),
             key=lambda item: (item[1].attached > 0, item[1].seen_ms),
@@ -316,10 +392,11 @@ class Deduplication:
         text = f'{{"position":{where},"producers":[{",".join(rows)}]'
         if len(ranges):
             text += f',"ranges":{_text(ranges.rows())}'
-        for member, members in (("carried", carried), ("writers", writers)):
+        for member, members in (("carried", carried), ("writers", writers), ("sources", sources)):
             if members:
                 text += f',"{member}":{{{",".join(members)}}}'
-        return text + "}"
+        ranges_of_clusters = f',"{REPLICATED_MEMBER}":{replicated}' if replicated else ""
+        return text + ranges_of_clusters + "}"
 
     def load(self, snapshot: str) -> Position:
         """Take over a snapshot; returns the position up to which it counts."""
@@ -343,6 +420,7 @@ class Deduplication:
         for name, row in content.get("writers", {}).items():
             known = self._sequences.setdefault(name, ProducerSequence())
             known.writer = NameWriter.from_row(row)
+        self.sources.load(content.get("sources", {}))
         self._sort()
         return Position(*content["position"])
 

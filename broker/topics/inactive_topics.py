@@ -83,6 +83,9 @@ class InactiveTopics:
         except MagnetarError as error:
             log.warning("inactive_topic_not_deleted", topic=str(topic.name), error=str(error))
             return
+        except Exception:
+            log.exception("inactive_topic_deletion_failed", topic=str(topic.name))
+            return
         if deleted:
             log.info("inactive_topic_deleted", topic=str(topic.name))
 

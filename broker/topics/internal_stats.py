@@ -4,13 +4,14 @@ The members are those of Pulsar's `PersistentTopicInternalStats`.  Its admin lib
 for an answer that it cannot read: so every member has Pulsar's type.
 """
 
+import asyncio
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
 
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
-from config.bounds import SHOWN_ACK_RUNS
+from config.bounds import LEDGER_RECORDS_AT_ONCE, SHOWN_ACK_RUNS
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.ledger import ManagedLedger
 from storage.managed_ledger.ledger_map import LedgerInfo
@@ -26,8 +27,11 @@ _STATES: Final = {
 """Pulsar's word for a state.  OPEN has two, by whether a ledger is being written to."""
 
 
-async def internal_stats(topic: Topic) -> dict[str, object]:
-    """PersistentTopicInternalStats of a loaded topic.  Raises `LedgerError`."""
+async def internal_stats(topic: Topic, *, with_records: bool = False) -> dict[str, object]:
+    """PersistentTopicInternalStats of a loaded topic.
+
+    `with_records` adds the record of each ledger as text.  Raises `LedgerError`.
+    """
     ledger, subscriptions = topic.ledger, topic.subscriptions
     created_ms = ledger.current_ledger_created_ms
     current = None if created_ms is None or not ledger.ledgers else ledger.ledgers[-1]
@@ -44,13 +48,13 @@ async def internal_stats(topic: Topic) -> dict[str, object]:
         "pendingAddEntriesCount": ledger.pending_entries,
         "lastConfirmedEntry": ledger.last_confirmed.text,
         "state": _state(ledger, is_written=current is not None),
-        "ledgers": [_ledger(info) for info in ledger.ledgers],
+        "ledgers": await _ledgers(ledger, with_records=with_records),
         "cursors": {
             name: _cursor(ledger, cursor, subscriptions.get(name), waits=waiting.get(name, False))
             for name, cursor in ledger.cursors.items()
         },
         "schemaLedgers": [],  # Schemas are in the metadata store.
-        "compactedLedger": await _compacted_ledger(ledger),
+        "compactedLedger": await _compacted_ledger(ledger, with_record=with_records),
     }
 
 
@@ -70,6 +74,18 @@ def _waits(subscription: Subscription) -> bool:
     if dispatcher is None or not subscription.consumers:
         return False
     return dispatcher.reader.next_position > subscription.ledger.last_confirmed
+
+
+async def _ledgers(ledger: ManagedLedger, *, with_records: bool) -> list[dict[str, object]]:
+    infos = list(ledger.ledgers)
+    shown = [_ledger(info) for info in infos]
+    if with_records:
+        for first in range(0, len(infos), LEDGER_RECORDS_AT_ONCE):
+            part = infos[first : first + LEDGER_RECORDS_AT_ONCE]
+            records = await asyncio.gather(*(ledger.ledger_record(each.ledger_id) for each in part))
+            for members, record in zip(shown[first:], records, strict=False):
+                members["metadata"] = record
+    return shown
 
 
 def _ledger(info: LedgerInfo) -> dict[str, object]:
@@ -122,7 +138,7 @@ def _cursor(
     }
 
 
-async def _compacted_ledger(stream: ManagedLedger) -> dict[str, object]:
+async def _compacted_ledger(stream: ManagedLedger, *, with_record: bool) -> dict[str, object]:
     """The compacted ledger of a topic; its id is -1 if there is none.  Raises `LedgerError`."""
     ledger = stream.compaction.use()
     found: dict[str, object] = {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False}
@@ -131,6 +147,8 @@ async def _compacted_ledger(stream: ManagedLedger) -> dict[str, object]:
             found["ledgerId"] = ledger.ledger_id
             found["entries"] = await ledger.entry_count()
             found["size"] = await ledger.size_bytes()
+            if with_record:
+                found["metadata"] = await stream.ledger_record(ledger.ledger_id)
         finally:
             stream.compaction.leave(ledger)
     return found

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker.placement import Placement
+from broker.policies.policies_in_force import PoliciesInForce
 from broker.topics.client_connection import ClientConnection
 from broker.topics.compactor import Compactions
 from broker.topics.consumer import Consumer
@@ -19,9 +20,10 @@ from broker.topics.topic import Topic, TopicNotFound
 from broker.topics.topic_stats import topic_stats
 from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName
+from storage.clock import Clock
+from storage.managed_ledger.factory import ManagedLedgerFactory
 
-OWN_PROPERTIES = "magnetar."
-"""Prefix of a topic's properties that are the broker's."""
+_OWN_PREFIX = "magnetar."
 
 
 class LocalScalableTopics(Protocol):
@@ -33,6 +35,14 @@ class LocalScalableTopics(Protocol):
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a scalable topic and its segments."""
+        ...
+
+    async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool) -> None:
+        """Delete a subscription of a scalable topic on every segment."""
+        ...
+
+    async def skip_backlog(self, name: TopicName, subscription: str) -> None:
+        """Skip all messages of one subscription, or with an empty name of all."""
         ...
 
     def asks_layouts(self, connection: ClientConnection) -> bool:
@@ -86,6 +96,9 @@ class ClusterTopicsHost(Protocol):
     """The parts of a broker that requests about topics use."""
 
     placement: Placement
+    clock: Clock
+    managed_ledgers: ManagedLedgerFactory
+    policies: PoliciesInForce
 
     @property
     def compactions(self) -> Compactions:
@@ -110,6 +123,11 @@ class LocalTopics:
     def compactions(self) -> Compactions:
         """Compactions of this broker's topics."""
         return self._broker.compactions
+
+    @property
+    def scalable(self) -> LocalScalableTopics:
+        """Scalable topics of this broker."""
+        return self._broker.scalable
 
     async def open(self, name: TopicName) -> Topic:
         """Return a topic, loaded if need be; a partition is created at its first use.
@@ -203,13 +221,14 @@ def unmanaged_clients(topic: Topic, asks_layouts: Callable[[ClientConnection], b
     return [*producers, *consumers]
 
 
-def properties_of_users(topic: Topic) -> dict[str, str]:
-    """Return the properties of a topic that users set."""
-    return {
-        key: value
-        for key, value in topic.ledger.properties.items()
-        if key != TOPIC_EPOCH_PROPERTY and not key.startswith(OWN_PROPERTIES)
-    }
+def is_own_property(key: str) -> bool:
+    """Whether a property of a topic is the broker's: users neither see nor set it."""
+    return key == TOPIC_EPOCH_PROPERTY or key.startswith(_OWN_PREFIX)
+
+
+def properties_of_users(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a managed ledger's properties that users set."""
+    return {key: value for key, value in properties.items() if not is_own_property(key)}
 
 
 class _WithConsumers(Protocol):

@@ -54,7 +54,7 @@ class MessageExpiry:
             if not ttl_s or topic.closing:
                 continue
             before_ms = self._clock.now_ms() - ttl_s * 1000
-            for subscription in list(topic.subscriptions.values()):
+            for subscription in topic.followers:
                 if subscription.durable and subscription.name != COMPACTION_CURSOR:
                     await self._expire(topic, subscription, before_ms)
 
@@ -68,6 +68,9 @@ class MessageExpiry:
                 subscription=subscription.name,
                 error=str(error),
             )
+            return
+        except Exception:
+            log.exception("message_expiry_failed", topic=str(topic.name))
             return
         if expired:
             log.info(

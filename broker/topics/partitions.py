@@ -7,10 +7,12 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import ClassVar, TypeVar
 
+from broker.policies.namespaces import confirm_creation
 from config.bounds import MAX_PARTITIONS, PARTITIONS_AT_ONCE, RECORD_CHANGE_TRIES
 from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, decode_name, encode_name
 from magnetar.protocol.server_error import PeerError, ServerError
@@ -56,8 +58,10 @@ class PartitionedTopics:
     made on first use.
     """
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, metadata: MetadataStore, max_partitions: int = MAX_PARTITIONS) -> None:
+        """`max_partitions` is the bound for one topic."""
         self._metadata = metadata
+        self._max_partitions = max_partitions
 
     async def find(self, name: TopicName) -> PartitionedTopic | None:
         """The record of a topic; None when it is not partitioned."""
@@ -75,19 +79,28 @@ class PartitionedTopics:
     async def create(
         self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Create the record.  Raises `PartitionedTopicExists`, `PartitionCountRefused`."""
-        _require_count(partitions)
+        """Create the record.
+
+        Raises `PartitionedTopicExists`, `PartitionCountRefused`, `NamespaceNotFound`.
+        """
+        self._require_count(partitions)
         value: dict[str, object] = {"partitions": partitions}
         if properties:
             value["properties"] = dict(properties)
         try:
-            await self._metadata.put(_key(name), _encode(value), expect=ABSENT)
+            made = await self._metadata.put(_key(name), _encode(value), expect=ABSENT)
         except VersionConflict as error:
             raise PartitionedTopicExists(f"{name} is partitioned already.") from error
 
+        async def undo() -> None:
+            with suppress(VersionConflict):
+                await self._metadata.delete(_key(name), expect=made.version)
+
+        await confirm_creation(self._metadata, name.namespace_name, undo)
+
     async def grow(self, name: TopicName, partitions: int) -> None:
         """Increase the number.  Raises `PartitionedTopicNotFound`, `PartitionCountRefused`."""
-        _require_count(partitions)
+        self._require_count(partitions)
 
         def grown(value: dict[str, object]) -> None:
             now = _count(value)
@@ -105,6 +118,12 @@ class PartitionedTopics:
             value["properties"] = {key: text for key, text in merged.items() if text is not None}
 
         await self._change(name, changed)
+
+    def _require_count(self, partitions: int) -> None:
+        if not 1 <= partitions <= self._max_partitions:
+            raise PartitionCountRefused(
+                f"{partitions} partitions are not possible: give 1 to {self._max_partitions}."
+            )
 
     async def _change(self, name: TopicName, change: Callable[[dict[str, object]], None]) -> None:
         for tries_left in reversed(range(RECORD_CHANGE_TRIES)):
@@ -185,6 +204,11 @@ def partitioned_level(
     return f"{ROOT}/{namespace}/{domain.value}"
 
 
+def partitions_in(record: Record) -> int:
+    """The number of partitions in a record."""
+    return _count(_decode(record))
+
+
 def _key(name: TopicName) -> str:
     # Persistent topics are asked for by their twins of other domains too.
     non_persistent = name.domain is TopicDomain.NON_PERSISTENT
@@ -209,10 +233,3 @@ def _count(value: Mapping[str, object]) -> int:
 def _properties(value: Mapping[str, object]) -> dict[str, str]:
     found = value.get("properties")
     return {str(key): str(text) for key, text in found.items()} if isinstance(found, dict) else {}
-
-
-def _require_count(partitions: int) -> None:
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        raise PartitionCountRefused(
-            f"{partitions} partitions are not possible: give 1 to {MAX_PARTITIONS}."
-        )

@@ -4,10 +4,10 @@ import asyncio
 import enum
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Final, Protocol, cast
 
 from broker.topics.carried_ids import are_stored, last_carried
-from broker.topics.client_connection import ClientConnection
+from broker.topics.client_connection import ClientConnection, address_of
 from broker.topics.deduplication import (
     NO_SEQUENCE,
     Chunk,
@@ -18,6 +18,9 @@ from broker.topics.deduplication import (
 from broker.topics.held_sends import HeldSends
 from broker.topics.producer_access import AccessMode
 from broker.topics.rates import RateSampler
+from broker.topics.replicated_messages import ReplicatedIds
+from broker.topics.segment_sources import SourceState
+from broker.topics.source_positions import source_cluster_of
 from magnetar.protocol.hot_frames import encode_send_receipt
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
 from magnetar.protocol.names import TopicName, segment_name
@@ -27,6 +30,7 @@ from magnetar.protocol.received import Received, Send
 from magnetar.protocol.server_error import InternalError, MagnetarError, ServerError
 from magnetar.protocol.state_table import StateTable
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 
 
 class ProducerReplaced(InternalError):
@@ -49,6 +53,8 @@ class ProducerState(enum.Enum):
 
 
 _S = ProducerState
+_NOTHING: Final = -1
+"""A gap in front of every sequence id: no SEND is taken."""
 _MOVES: StateTable[ProducerState] = StateTable(
     {
         _S.OPENING: frozenset({_S.WAITING, _S.OPEN, _S.CLOSED}),
@@ -97,6 +103,17 @@ class ProducerRequest:
     schema_version: bytes = b""
     own_transactions: OwnTransactions | None = None
     request_id: int | None = None
+    encrypted: bool = False
+    """Whether the client says that it encrypts the messages."""
+    source: SourceState | None = None
+    """What the sender of another cluster's segment says of its side; None for any other."""
+
+    @property
+    def source_cluster(self) -> str | None:
+        """The cluster whose replicator it is; None for a producer of this cluster."""
+        if self.source is not None:
+            return self.source.source.cluster
+        return source_cluster_of(self.name)
 
 
 class PublishedTopic(Protocol):
@@ -150,6 +167,7 @@ class Producer:
         "connected_ms",
         "connection",
         "examined",
+        "forget_waiting",
         "gap",
         "guard",
         "held",
@@ -161,9 +179,11 @@ class Producer:
         "put",
         "rate_sampler",
         "ready",
+        "replicated",
         "request",
         "resend",
         "sequence",
+        "source_cluster",
         "stamps",
         "state",
         "topic",
@@ -176,6 +196,8 @@ class Producer:
         """Take the time by the broker's clock, in ms, and by the event loop's, in s."""
         self.topic = topic
         self.name = name
+        self.source_cluster = request.source_cluster
+        """The cluster whose replicator it is; None for a producer of this cluster."""
         self.request = request
         self.connection = request.connection
         self.put: Callable[[bytes], None] = request.connection.put
@@ -193,9 +215,13 @@ class Producer:
         self.sequence = ProducerSequence()
         self.guard: SequenceGuard | None = None
         self.resend: ResendGuard | None = None
+        self.replicated: ReplicatedIds | None = None
+        """Recognises the messages of a replicator, on a topic that stores them."""
         self.gap: int | None = None
         self.held: HeldSends | None = None
         """SENDs that wait because a transaction is being joined."""
+        self.forget_waiting: Callable[[Producer], None] = ignore
+        """Called to drop its SENDs that wait for a publish rate; set while there are any."""
         self.examined = False
         self.stamps = False
         """Whether it is known to give its batches entry hashes (PIP-486)."""
@@ -232,7 +258,13 @@ class Producer:
             return False
         if not mine.user_provided_name:
             return True
-        return mine.producer_id == its.producer_id and _host(mine) == _host(its)
+        return mine.producer_id == its.producer_id and address_of(
+            mine.connection.remote
+        ) == address_of(its.connection.remote)
+
+    def succeeds(self, holder: "Producer") -> bool:
+        """Whether it is the newer session of a segment's sender, which ends the one before it."""
+        return self.request.source is not None and holder.request.source is not None
 
     async def idle(self) -> None:
         """Return when nothing of this producer is in flight."""
@@ -259,6 +291,11 @@ class Producer:
         self.sequence = sequence
         self.guard = SequenceGuard(sequence) if enforce else None
         self.resend = ResendGuard(sequence) if resends and not enforce else None
+        self._set_examined()
+
+    def track_replicated(self, replicated: ReplicatedIds) -> None:
+        """Count the messages of a replicator in `replicated` from now on."""
+        self.replicated = replicated
         self._set_examined()
 
     def is_duplicate(self, sequence: int, chunk: Chunk | None, publish_time_ms: int) -> bool:
@@ -298,7 +335,22 @@ class Producer:
 
     def stop_taking(self) -> None:
         """Drop every SEND from now on; earlier ones are answered."""
-        self.await_resend(-1)
+        self.await_resend(_NOTHING)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether every SEND is dropped: see `stop_taking`."""
+        return self.gap == _NOTHING
+
+    def drop_waiting(self) -> None:
+        """Drop every SEND from now on, and those that wait for a publish rate.
+
+        They have no receipt, so that its client sends them again.
+        """
+        self.stop_taking()
+        self.forget_waiting(self)
+        if not self.pending:
+            self.now_idle()
 
     def is_behind_gap(self, sequence_id: int) -> bool:
         """Whether a SEND must be dropped because one before it is missing."""
@@ -320,6 +372,7 @@ class Producer:
             bool(self._holders)
             or self.guard is not None
             or self.resend is not None
+            or self.replicated is not None
             or self.gap is not None
             or self.held is not None
         )
@@ -362,13 +415,14 @@ class Producer:
         self.move(ProducerState.CLOSED)
         self._forget_close()
         self.release_id()
+        self.forget_waiting(self)
         if self.ready is not None and not self.ready.done():
             self.ready.set_exception(
                 ProducerReplaced(f"Producer {self.name!r} was closed; open it again.")
             )
             self.ready.exception()
         if not self.pending:
-            self._leave()
+            self.now_idle()
 
     def _leave(self) -> None:
         """Leave the topic, once: it is closed and nothing of it is in flight."""
@@ -433,7 +487,3 @@ class Producer:
                 ),
             )
         )
-
-
-def _host(request: ProducerRequest) -> str:
-    return request.connection.remote.rpartition(":")[0]

@@ -92,6 +92,7 @@ class ProducerAccess:
                 if self.exclusive is not None or self._queue
                 else "The topic has other producers; close them first."
             )
+        self._require_newest(given_epoch)
         if mode is AccessMode.WAIT_FOR_EXCLUSIVE and (taken or self._queue):
             self._queue[name] = given_epoch
             return Admission.QUEUED
@@ -123,13 +124,18 @@ class ProducerAccess:
         """Make the waiting `name` exclusive.  Raises `ProducerFenced`."""
         self._take(name, self._queue.pop(name))
 
-    def _take(self, name: str, given_epoch: int | None) -> None:
+    def _require_newest(self, given_epoch: int | None) -> None:
+        # Also before it would wait: its client would hold messages back and never be promoted.
         current = self.epoch
         if given_epoch is not None and current is not None and given_epoch < current:
             raise ProducerFenced(
                 f"The topic epoch is {current} and this producer had {given_epoch}: another "
                 "exclusive producer came since; open a new producer to compete again."
             )
+
+    def _take(self, name: str, given_epoch: int | None) -> None:
+        self._require_newest(given_epoch)
+        current = self.epoch
         if given_epoch is not None:
             self.epoch = given_epoch
         else:

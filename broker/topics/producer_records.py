@@ -7,7 +7,10 @@ from weakref import ref
 from broker.topics.context import TopicContext
 from broker.topics.deduplication import NO_POSITION, Deduplication
 from broker.topics.name_writer import NameWriter
-from broker.topics.producer import Producer
+from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.received_parts import ReceivedParts
+from broker.topics.replicated_messages import IdsByOrigin, IdsByPosition
+from broker.topics.segment_sources import SegmentSources, SourceRefused, SourceState
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.weak_references import require_present
 from magnetar.protocol.managed_clients import is_managed
@@ -27,6 +30,10 @@ class ProducerRecords(Protocol):
 
     def has_stored(self, name: str) -> bool:
         """Whether the topic may have messages of a producer of that name."""
+        ...
+
+    def require_current(self, request: ProducerRequest) -> None:
+        """Raise `StaleSender` for the sender of a segment whose cluster has a newer one."""
         ...
 
     async def begin(self, producer: Producer, require_still_open: Callable[[], None]) -> None:
@@ -53,6 +60,9 @@ class NoProducerRecords:
     def has_stored(self, name: str) -> bool:
         """See `ProducerRecords`."""
         return False
+
+    def require_current(self, request: ProducerRequest) -> None:
+        """See `ProducerRecords`."""
 
     async def begin(self, producer: Producer, require_still_open: Callable[[], None]) -> None:
         """See `ProducerRecords`.  Sequence ids are not compared."""
@@ -120,9 +130,20 @@ class StoredProducerRecords:
         known = self._topic.sequences.get(name)
         return known is not None and known.position != NO_POSITION
 
+    def require_current(self, request: ProducerRequest) -> None:
+        """See `ProducerRecords`."""
+        if request.source is not None:
+            self._sources().require_current(request.source)
+
     async def begin(self, producer: Producer, require_still_open: Callable[[], None]) -> None:
         """See `ProducerRecords`."""
         topic, request = self._topic, producer.request
+        if request.source is not None:
+            await self._begin_sender(producer, request.source, require_still_open)
+            return
+        if producer.source_cluster is not None:
+            await self._begin_replicator(producer, producer.source_cluster)
+            return
         store = topic.sequence_store
         if request.user_provided_name and topic.deduplicates:
             await store.wait_inherited()
@@ -140,8 +161,59 @@ class StoredProducerRecords:
             resends=request.epoch > 0,
         )
 
+    async def _begin_sender(
+        self, producer: Producer, state: SourceState, require_still_open: Callable[[], None]
+    ) -> None:
+        """Begin a session of the sender of another cluster's segment."""
+        store = self._topic.sequence_store
+        await store.wait_inherited()
+        require_still_open()
+        sources = self._sources()
+        parts = ReceivedParts(sources, sources.attach(state))
+        producer.track_replicated(parts)
+        # The session before it had the same name, so nothing of it is on its way any more (R7).
+        while (told := sources.stored_of(parts.session)) is None:
+            await store.save_writer()
+            require_still_open()
+        parts.told = told
+
+    def _sources(self) -> SegmentSources:
+        sources = self._topic.sequence_store.sources
+        if sources is None:
+            raise SourceRefused(f"{self._topic.name} is no segment: replicate to a segment.")
+        return sources
+
+    async def _begin_replicator(self, producer: Producer, cluster: str) -> None:
+        """Recognise what the replicator of a cluster sends again."""
+        store, clock = self._topic.sequence_store, self._topic.context.clock
+        sequences = store.sequences
+        if not producer.connection.features.supports_repl_dedup_by_lid_and_eid:
+            producer.track_replicated(
+                IdsByOrigin(cluster, sequences, self._deduplicates, clock.now_ms)
+            )
+            return
+        source = sequences.sources.attach(cluster)
+        producer.track_replicated(
+            IdsByPosition(
+                source,
+                self._deduplicates,
+                lambda: sequences.sources.detach(cluster, clock.now_ms()),
+                resends=producer.request.epoch > 0,
+            )
+        )
+        if not source.saved:
+            # Before the first SEND, as a replay has to know how to count that.
+            await store.save_writer()
+            source.saved = True
+
+    def _deduplicates(self) -> bool:
+        return self._topic.deduplicates
+
     def end(self, producer: Producer) -> None:
         """See `ProducerRecords`."""
+        if producer.replicated is not None:
+            producer.replicated.end()
+            return
         topic, name = self._topic, producer.name
         self._note_end(producer)
         sequences = topic.sequences

@@ -15,13 +15,19 @@ from broker.topics.publish_errors import (
     LEDGER_LOST,
     DamagedMessage,
     DuplicateMessage,
+    EncryptionRequired,
     MessageRefused,
     closes_producer,
+    refusal_of_replica,
+    require_encrypted,
 )
 from broker.topics.publish_limits import PublishLimits, largest_message
+from broker.topics.replicated_messages import ReplicatedMessage, SourcePositionMissing
+from broker.topics.segment_sources import PartRefused
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.unstamped_batches import is_stamped
 from config.bounds import ENTRY_HEADROOM
+from magnetar.protocol.ack_set import MAX_BATCH_SIZE
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.hot_frames import encode_send_receipts
 from magnetar.protocol.ids import Position
@@ -43,8 +49,10 @@ from txn.buffer import SegmentBuffer
 _NO_ID: Final = 2**64 - 1
 """-1 in an unsigned field: the message id of a duplicate's receipt."""
 # A plain tuple: making a NamedTuple or a slots class costs 0.4 us more, for each message.
-_SendInFlight = tuple[Producer, int, int, int, int, Chunk | None, MagnetarError | None]
-"""Producer, sequence id, highest sequence id, bytes, messages, chunk, and the refusal if any.
+_Part = Chunk | ReplicatedMessage | None
+"""Of a SEND that is counted and answered by itself: its chunk, or what a replicator sent."""
+_SendInFlight = tuple[Producer, int, int, int, int, _Part, MagnetarError | None]
+"""Producer, sequence id, highest sequence id, bytes, messages, part, and the refusal if any.
 
 It is always unpacked, never indexed.
 """
@@ -81,6 +89,9 @@ class PublishPipeline:
         self.on_unstamped_batch: Callable[[], None] | None = None
         """Called once, when a batch without entry hashes comes; None: nobody needs to know."""
         self._max_delay_ms = 0
+        self._requires_encryption = False
+        self._examines_all = False
+        """Whether policies depend on the metadata of each message."""
         self._txns: deque[TxnId] = deque()
         """Transactions of the appends in flight that have one, in order."""
 
@@ -98,6 +109,12 @@ class PublishPipeline:
         With 0 none are.  Otherwise the metadata of every SEND is parsed.
         """
         self._max_delay_ms = max_delay_ms
+        self._examines_all = self._requires_encryption or max_delay_ms > 0
+
+    def require_encryption(self, required: bool) -> None:
+        """Refuse messages that are not encrypted; the metadata of every SEND is parsed then."""
+        self._requires_encryption = required
+        self._examines_all = required or self._max_delay_ms > 0
 
     def release(self) -> None:
         """Drop the callbacks, when the ledger is closed, so that the memory is freed at once."""
@@ -116,7 +133,7 @@ class PublishPipeline:
         producer, or where the connection is to be read no further.  Receipts (or SEND_ERRORs)
         follow by themselves.
         """
-        if not producer.examined and not self._max_delay_ms:
+        if not producer.examined and not self._examines_all:
             entries = self._enqueue_plain(producer, sends, at)
             if entries:
                 self._append(entries, self._done)
@@ -184,16 +201,20 @@ class PublishPipeline:
             self._answer_not_taken(len(entries) - taken, error)
         return taken
 
-    def _append_one(
-        self, producer: Producer, send: Send, chunk: Chunk | None, done: GroupCallback
-    ) -> bool:
+    def _append_one(self, producer: Producer, send: Send, part: _Part, done: GroupCallback) -> bool:
         """Append the entry that was enqueued last; returns whether the ledger took it."""
         taken = bool(self._append((send.entry or b"",), done))
         if taken:
             # From here on the sequence id is used.  If the ledger loses the entry, the producer is
             # closed, and its count with it.
-            producer.accepted(last_sequence(send.sequence_id, send.highest_sequence_id), chunk)
+            if isinstance(part, ReplicatedMessage):
+                if producer.replicated is not None:
+                    producer.replicated.accept(part)
+            else:
+                producer.accepted(last_sequence(send.sequence_id, send.highest_sequence_id), part)
         else:
+            if producer.replicated is not None:
+                producer.replicated.lost()
             self._drop_held_behind(producer)
         return taken
 
@@ -227,22 +248,27 @@ class PublishPipeline:
     def _decide(self, producer: Producer, taken: HeldSend) -> bool:
         """Append or refuse a SEND.  Returns False if it waits for its transaction."""
         send, size, refusal = taken
-        chunk: Chunk | None = None
+        part: _Part = None
         if producer.guard is not None:
             writer = producer.sequence.writer
             if writer is not None and not writer.sent:
                 writer.note_sent(_first_of(send))
         if refusal is None:
-            chunk, refusal = self._check(producer, send)
+            part, refusal = self._check(producer, send)
+        if refusal is not None and producer.replicated is not None:
+            refusal = refusal_of_replica(refusal)
+            if closes_producer(refusal):
+                # Its answer comes in its turn, and nothing behind it may be stored meanwhile.
+                producer.stop_taking()
         watched = self.on_unstamped_batch is not None and not producer.stamps
         if watched and refusal is None and send.num_messages > 1:
             self._is_stamp_unknown(producer, send.entry or b"")
         # A duplicate is answered without its transaction.
         if refusal is None and send.txnid is not None:
-            return self._admit(producer, _naming_transaction(send), size, chunk)
-        self._enqueue(producer, send, size, chunk, refusal)
+            return self._admit(producer, _naming_transaction(send), size, part)
+        self._enqueue(producer, send, size, part, refusal)
         if refusal is None and send.entry is not None:
-            self._append_one(producer, send, chunk, self._done)
+            self._append_one(producer, send, part, self._done)
         elif refusal is not None and closes_producer(refusal):
             self._drop_held_behind(producer)
         return True
@@ -296,14 +322,14 @@ class PublishPipeline:
             return None
         return txn if named == send.txnid else None
 
-    def _admit(self, producer: Producer, send: Send, size: int, chunk: Chunk | None) -> bool:
+    def _admit(self, producer: Producer, send: Send, size: int, part: _Part) -> bool:
         """Append a SEND in a joined transaction of its client's; False: `_joining_ended` follows.
 
         The SENDs of its producer wait in `producer.held` until then.
         """
         txn = TxnId(*(send.txnid or (0, 0)))
         own = producer.request.own_transactions
-        then = partial(self._joining_ended, producer, send, size, chunk)
+        then = partial(self._joining_ended, producer, send, size, part)
         if own is not None and not own.is_own(txn):
             # Before the segment is asked: nobody puts claims in transactions of another role, and
             # the answer says nothing about them.
@@ -315,10 +341,10 @@ class PublishPipeline:
             if producer.held is None:
                 producer.hold(HeldSends(producer.connection, producer.producer_id))
             return False
-        self._enqueue(producer, send, size, chunk, None)
+        self._enqueue(producer, send, size, part, None)
         self._buffer.issued(txn)
         self._txns.append(txn)
-        if not self._append_one(producer, send, chunk, self._done_in_transaction):
+        if not self._append_one(producer, send, part, self._done_in_transaction):
             self._txns.pop()
             self._buffer.not_taken(txn)
         return True
@@ -328,7 +354,7 @@ class PublishPipeline:
         producer: Producer,
         send: Send,
         size: int,
-        chunk: Chunk | None,
+        part: _Part,
         error: MagnetarError | None,
     ) -> None:
         """Append or refuse the SEND that waited for its transaction, then those queued after it."""
@@ -338,10 +364,10 @@ class PublishPipeline:
         if not producer.attached:
             self._drop(producer, size)
         elif error is not None:
-            self._enqueue(producer, send, size, chunk, error)
+            self._enqueue(producer, send, size, part, error)
             if closes_producer(error):
                 self._drop_held_behind(producer)
-        elif not self._admit(producer, send, size, chunk):
+        elif not self._admit(producer, send, size, part):
             return
         while held:
             taken = held.pop()
@@ -376,36 +402,46 @@ class PublishPipeline:
         finally:
             self._appended(positions, error)
 
-    def _check(self, producer: Producer, send: Send) -> tuple[Chunk | None, MagnetarError | None]:
-        """The chunk of a SEND, if it is one, and why it is refused, if it is."""
+    def _check(self, producer: Producer, send: Send) -> tuple[_Part, MagnetarError | None]:
+        """The part of a SEND, if it has one, and why it is refused, if it is."""
         try:
             return self._check_entry(producer, send, send.entry or b"")
         except FrameError as error:
             return None, MessageRefused(str(error))
+        except (
+            EncryptionRequired,
+            MessageRefused,
+            PartRefused,
+            SourcePositionMissing,
+        ) as error:
+            return None, error
 
     def _check_entry(
         self, producer: Producer, send: Send, entry: bytes
-    ) -> tuple[Chunk | None, MagnetarError | None]:
+    ) -> tuple[_Part, MagnetarError | None]:
         # Checked before anything is appended, so that a message that is too large fails alone.
-        largest = self._largest_stored if send.is_chunk else self._largest
-        if len(entry) > largest:
-            payload = len(payload_of(entry))
-            around = len(entry) - payload
-            if payload > largest or len(entry) > largest + ENTRY_HEADROOM:
-                return None, MessageRefused(
-                    f"The message has {payload} bytes and {around} of metadata, and "
-                    f"{largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
-                    "compressed, or with less metadata."
-                )
+        self._require_storable(send, entry)
         # Metadata is parsed only for chunks and transactions (neither is plain), deduplication,
-        # a maximum of delays, and while a reconnected producer resends.
-        guarded = producer.guard is not None or producer.resend is not None
-        if send.plain and not guarded and not self._max_delay_ms:
+        # a maximum of delays, required encryption, replicators, and while a reconnected producer
+        # resends.
+        replicated = producer.replicated
+        guarded = (
+            producer.guard is not None or producer.resend is not None or replicated is not None
+        )
+        if send.plain and not guarded and not self._examines_all:
             return None, None
         metadata = parse_metadata(entry)
+        if self._requires_encryption and (replicated is None or not metadata.marker_type):
+            require_encrypted(metadata)
         refusal = self._refusal_of(send, metadata)
         if refusal is not None:
             return None, refusal
+        if replicated is not None:
+            if send.txnid is not None:
+                raise MessageRefused("Replicated messages are in no transaction: send without one.")
+            message = replicated.read(send, metadata)
+            known = replicated.is_duplicate(message)
+            return message, DuplicateMessage("Stored before.") if known else None
         chunk = chunk_of(metadata) if send.is_chunk else None
         sequence = last_sequence(send.sequence_id, send.highest_sequence_id)
         if producer.is_duplicate(sequence, chunk, metadata.publish_time):
@@ -420,6 +456,20 @@ class PublishPipeline:
         ):
             return chunk, DuplicateMessage("Stored before, on a parent of the segment.")
         return chunk, None
+
+    def _require_storable(self, send: Send, entry: bytes) -> None:
+        """Raise `MessageRefused` for an entry that is too large."""
+        largest = self._largest_stored if send.is_chunk else self._largest
+        if len(entry) <= largest:
+            return
+        payload = len(payload_of(entry))
+        around = len(entry) - payload
+        if payload > largest or len(entry) > largest + ENTRY_HEADROOM:
+            raise MessageRefused(
+                f"The message has {payload} bytes and {around} of metadata, and "
+                f"{largest} with {ENTRY_HEADROOM} are the most: send it in chunks, or "
+                "compressed, or with less metadata."
+            )
 
     def _refusal_of(self, send: Send, metadata: MessageMetadata) -> MessageRefused | None:
         # The write path goes by the SEND's transaction, readers by the message's.  One that names
@@ -443,7 +493,7 @@ class PublishPipeline:
         producer: Producer,
         send: Send,
         size: int,
-        chunk: Chunk | None,
+        part: _Part,
         refusal: MagnetarError | None,
     ) -> None:
         # A refused SEND takes its place too: answers leave in SEND order.
@@ -454,7 +504,7 @@ class PublishPipeline:
                 send.highest_sequence_id,
                 size,
                 send.num_messages,
-                chunk,
+                part,
                 refusal,
             )
         )
@@ -468,8 +518,8 @@ class PublishPipeline:
             producer, _, _, size, _, _, _ = in_flight.pop()
             self._limits.finished(producer.connection, size)
             producer.pending -= 1
-        producer, sequence_id, highest, size, messages, chunk, _ = in_flight.pop()
-        in_flight.append((producer, sequence_id, highest, size, messages, chunk, error))
+        producer, sequence_id, highest, size, messages, part, _ = in_flight.pop()
+        in_flight.append((producer, sequence_id, highest, size, messages, part, error))
         producer.stop_taking()
         if len(in_flight) == 1:
             self._answer_refusals()
@@ -493,23 +543,28 @@ class PublishPipeline:
         """Count and answer durable appends: as many as one producer has in a row."""
         in_flight = self._in_flight
         position = rest.popleft()
-        producer, _, _, _, _, chunk, _ = in_flight[0]
+        producer, _, _, _, _, part, _ = in_flight[0]
         receipts: list[tuple[int, int, int]] = []
         messages = size_bytes = 0
         while True:
             _, sequence_id, highest, size, count, _, _ = in_flight.popleft()
             size_bytes += size
-            messages += count if count > 0 else 1
+            messages += count if 0 < count <= MAX_BATCH_SIZE else 1
             receipts.append((sequence_id, highest, position.entry_id))
-            if not rest or chunk is not None:
+            if not rest or part is not None:
                 break
-            next_producer, _, _, _, _, next_chunk, next_refusal = in_flight[0]
-            if next_producer is not producer or next_chunk is not None or next_refusal is not None:
+            next_producer, _, _, _, _, next_part, next_refusal = in_flight[0]
+            if next_producer is not producer or next_part is not None or next_refusal is not None:
                 break
             position = rest.popleft()
         self._limits.finished(producer.connection, size_bytes)
         producer.pending -= len(receipts)
-        producer.sequence.stored(last_sequence(sequence_id, highest), position, chunk)
+        if isinstance(part, ReplicatedMessage):
+            if producer.replicated is not None:
+                producer.replicated.stored(part, position)
+            receipts = [(part.sequence_id, part.highest_sequence_id, position.entry_id)]
+        else:
+            producer.sequence.stored(last_sequence(sequence_id, highest), position, part)
         store = self._store
         store.durable = position
         store.unsaved_entries += len(receipts)
@@ -526,6 +581,8 @@ class PublishPipeline:
         producer, sequence_id, _, size, _, _, _ = self._in_flight.popleft()
         self._limits.finished(producer.connection, size)
         producer.pending -= 1
+        if producer.replicated is not None:
+            producer.replicated.lost()
         self._answer_refused(producer, sequence_id, error)
         # Whatever its code: what comes behind is lost too, or would be stored behind the gap.
         producer.disconnect()
@@ -537,13 +594,15 @@ class PublishPipeline:
         """Answer refused SENDs, as far as nothing older is in flight."""
         in_flight = self._in_flight
         while in_flight:
-            producer, sequence_id, highest, size, _, _, refusal = in_flight[0]
+            producer, sequence_id, highest, size, _, part, refusal = in_flight[0]
             if refusal is None:
                 return
             in_flight.popleft()
             self._limits.finished(producer.connection, size)
             producer.pending -= 1
             if isinstance(refusal, DuplicateMessage):
+                if isinstance(part, ReplicatedMessage):
+                    sequence_id, highest = part.sequence_id, part.highest_sequence_id
                 if producer.attached:
                     producer.receipt(sequence_id, highest, _NO_ID, _NO_ID)
             else:

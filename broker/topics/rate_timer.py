@@ -1,7 +1,7 @@
 """The timer that reads the counters of loaded topics, for the rates in statistics."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import structlog
@@ -20,8 +20,8 @@ class SampledTopic(Protocol):
         """The counters of which rates are taken, in the order of `Traffic`."""
         ...
 
-    def sample_rates(self, now_s: float) -> None:
-        """Read the counters of the topic and its clients."""
+    def sample_rates(self, now_s: float) -> Iterator[None]:
+        """Read the counters of the topic, its subscriptions and its clients, one in each step."""
         ...
 
 
@@ -54,9 +54,9 @@ class RateTimer:
 
     async def sample(self) -> None:
         """Read all counters once, in parts."""
-        now_s = self._now_s()
-        for number, topic in enumerate(list(self._loaded()), start=1):
-            topic.sample_rates(now_s)
-            if number % RATE_SAMPLE_TOPICS == 0:
-                await asyncio.sleep(0)
-                now_s = self._now_s()
+        number = 0
+        for topic in list(self._loaded()):
+            for _ in topic.sample_rates(self._now_s()):
+                number += 1
+                if number % RATE_SAMPLE_TOPICS == 0:
+                    await asyncio.sleep(0)

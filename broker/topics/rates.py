@@ -1,6 +1,7 @@
 """Pure: rates per second of counters that only grow, over a sliding window."""
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
 
 from config.bounds import RATE_SHORTEST_S, RATE_WINDOW_S
 
@@ -88,6 +89,94 @@ class RateSampler:
         if self._points is not None:
             points.extend(reversed(self._points))
         return points
+
+
+class SampledProducer(Protocol):
+    """A producer with counters."""
+
+    rate_sampler: RateSampler
+
+    @property
+    def traffic(self) -> tuple[int, int, int]:
+        """Messages and bytes that were published, and messages that were dropped."""
+        ...
+
+
+class SampledProducers(Protocol):
+    """The producers of a topic, and the counters of those that it had before."""
+
+    past_messages_in: int
+    past_bytes_in: int
+
+    @property
+    def by_name(self) -> Mapping[str, SampledProducer]:
+        """The attached producers."""
+        ...
+
+
+class SampledSubscription(Protocol):
+    """A subscription with counters, and its consumers."""
+
+    @property
+    def traffic(self) -> tuple[int, ...]:
+        """Its counters, those of messages and bytes that were sent first."""
+        ...
+
+    def sample_rates(self, now_s: float) -> tuple[int, ...]:
+        """Sample the counters; returns those of the subscription, of messages and bytes first."""
+        ...
+
+
+def topic_traffic(
+    producers: SampledProducers,
+    subscriptions: Mapping[str, SampledSubscription],
+    past_out: tuple[int, int],
+) -> tuple[int, int, int, int]:
+    """The counters of a topic: messages and bytes that were published, and that were sent.
+
+    `past_out` are the messages and bytes of subscriptions that the topic had before.
+    """
+    messages_in, bytes_in = producers.past_messages_in, producers.past_bytes_in
+    for producer in producers.by_name.values():
+        messages, size_bytes, _ = producer.traffic
+        messages_in += messages
+        bytes_in += size_bytes
+    messages_out, bytes_out = past_out
+    for subscription in subscriptions.values():
+        messages, size_bytes, *_ = subscription.traffic
+        messages_out += messages
+        bytes_out += size_bytes
+    return messages_in, bytes_in, messages_out, bytes_out
+
+
+def sample_topic(
+    sampler: RateSampler,
+    now_s: float,
+    producers: SampledProducers,
+    subscriptions: Mapping[str, SampledSubscription],
+    past_out: tuple[int, int],
+) -> Iterator[None]:
+    """Sample producers and subscriptions of a topic, one in each step, and then their sums.
+
+    The sums are those of `topic_traffic`.  A subscription that is deleted between two steps is
+    still counted.
+    """
+    messages_in, bytes_in = producers.past_messages_in, producers.past_bytes_in
+    messages_out, bytes_out = past_out
+    followers = list(subscriptions.values())
+    for producer in list(producers.by_name.values()):
+        published = producer.traffic
+        producer.rate_sampler.sample(now_s, published)
+        messages_in += published[0]
+        bytes_in += published[1]
+        yield
+    for subscription in followers:
+        delivered = subscription.sample_rates(now_s)
+        messages_out += delivered[0]
+        bytes_out += delivered[1]
+        yield
+    sampler.sample(now_s, (messages_in, bytes_in, messages_out, bytes_out))
+    yield
 
 
 def _between(first: _Point, second: _Point, time_s: float) -> tuple[float, ...]:

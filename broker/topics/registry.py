@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 import structlog
 
 from broker.placement import OwnedElsewhere
-from broker.policies.namespaces import Namespaces, Policies
+from broker.policies.message_rate import MessageRate
+from broker.policies.namespaces import Namespaces, Policies, confirm_creation
 from broker.policies.policies_in_force import PoliciesInForce, concerns
 from broker.policies.topic_policies import TopicPolicies
 from broker.topics.cluster_topics import ClusterTopics
@@ -24,12 +25,15 @@ from broker.topics.partitions import PartitionedTopicExists, PartitionedTopics, 
 from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
 from broker.topics.rate_timer import SampledTopic
+from broker.topics.replication import NoReplication, TopicReplication
 from broker.topics.reserved_names import require_not_reserved
 from broker.topics.schemas import SchemaRegistry
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.served_topic import ServedTopic
+from broker.topics.throttle import Level, RateLimit
 from broker.topics.topic import Topic, TopicEvents, TopicNotFound, TopicUnavailable
 from broker.topics.topic_changes import TopicChanges
+from broker.topics.topic_counts import TopicCounts
 from broker.topics.topic_listing import TopicListings
 from broker.topics.topic_lists import TopicListener, TopicLists
 from broker.topics.unloaded_backlogs import UnloadedBacklogs
@@ -43,6 +47,7 @@ from magnetar.protocol.names import (
     SegmentName,
     TopicDomain,
     TopicName,
+    parse_topic_name,
     require_creatable,
     require_persistent,
     segment_name,
@@ -120,6 +125,7 @@ class RegistryHost(ClusterTopicsHost, Protocol):
     schemas: SchemaRegistry
     producer_names: ProducerNames
     publish_limits: PublishLimits
+    topic_counts: TopicCounts
 
     @property
     def transactions(self) -> TransactionsOfTopics:
@@ -155,21 +161,36 @@ class TopicRegistry:
         self._closed = False
         self._loads_since_collection = 0
         self._forget_owners = broker.placement.on_change(self._owner_changed)
-        self.partitioned = PartitionedTopics(broker.metadata)
+        self.partitioned = PartitionedTopics(
+            broker.metadata, broker.settings.max_num_partitions_per_partitioned_topic
+        )
         self.partition_work = PartitionWork()
         self.cluster = ClusterTopics(broker, self)
         self.listings = TopicListings(broker.metadata, ledger_key)
         self._lists = TopicLists(broker.metadata, ledger_key)
         self.changes = TopicChanges(self.follow)
+        settings = broker.settings
         self._context = TopicContext(
             clock=broker.clock,
             random=broker.random,
-            settings=broker.settings,
+            settings=settings,
             producer_names=broker.producer_names,
             publish_limits=broker.publish_limits,
             transactions=broker.transactions.parts,
             policies=broker.policies.of,
+            publish_limit=_broker_limit(
+                settings.broker_publisher_throttling_max_message_rate,
+                settings.broker_publisher_throttling_max_byte_rate,
+            ),
+            dispatch_limit=_broker_limit(
+                settings.dispatch_throttling_rate_in_msg,
+                settings.dispatch_throttling_rate_in_byte,
+            ),
         )
+        self.replicate: Callable[[Topic], TopicReplication] = NoReplication.of
+        """Makes what sends a topic to other clusters; set before the first topic is loaded."""
+        self.after_unload: Callable[[Topic], None] = lambda _: None
+        """Called with each topic that was closed here and still exists."""
         broker.policies.on_change(self._policies_changed)
         self.non_persistent = NonPersistentTopics(
             self._context,
@@ -203,31 +224,37 @@ class TopicRegistry:
             )
 
     async def create(self, name: TopicName, properties: Mapping[str, str] | None = None) -> Topic:
-        """Create a persistent topic for an operator, whatever the policies say.
+        """Create a persistent topic for an operator, whether or not clients may create one.
 
-        Raises `TopicExists`, `TopicNotAllowed`, `TopicUnavailable`, and what storage raises.
+        Raises `TopicExists`, `TooManyTopics`, `TopicNotAllowed`, `TopicUnavailable`, and what
+        storage raises.
         """
         self.require_served(name)
         if await self.exists(name):
-            raise TopicExists(f"{name} exists already: use it, or delete it first.")
+            raise _exists(name)
         if await self.has_scalable_twin(name):
             raise TopicExists(f"{name.in_domain(TopicDomain.TOPIC)} exists: use another name.")
         require_creatable(name)
         await self._broker.namespaces.require(name.namespace_name)
-        async with self._lock(str(name)), self._acquired(name):
-            await self.purge_leftovers_if_new(name)
-            ledger = await self._broker.managed_ledgers.open(name.ledger_path, create=True)
-            if properties:
-                await ledger.set_properties(properties)
-        topic = await self.get(name, create=False)
+        async with self._lock(str(name)):
+            # Whoever had the lock before may have created it, and may serve it.
+            if str(name) in self._topics or await self._is_stored(name):
+                raise _exists(name)
+            async with self._acquired(name), self._room(name), self._unloaded_on_failure(name):
+                if not await self.purge_leftovers_if_new(name):
+                    raise _exists(name)
+                ledger = await self._broker.managed_ledgers.open(name.ledger_path, create=True)
+                await self._confirm_creation(name)
+                if properties:
+                    await ledger.set_properties(properties)
         self._notify(name, exists=True)
-        return topic
+        return await self.get(name, create=False)
 
     async def create_non_persistent(self, name: TopicName) -> None:
         """Make a topic that stores nothing, for an operator.  Raises as `create`."""
         self.require_served(name)
         if await self.exists(name):
-            raise TopicExists(f"{name} exists already: use it, or delete it first.")
+            raise _exists(name)
         require_creatable(name)
         await self.non_persistent.create(name)
 
@@ -249,10 +276,10 @@ class TopicRegistry:
                 if created:
                     ledgers = self._broker.managed_ledgers
                     await ledgers.open(name.ledger_path, create=True)
+                    await self._confirm_creation(name)
+                    self._notify(name, exists=True)
                     await ledgers.unload(name.ledger_path)
             await self._broker.placement.release(name)
-        if created:
-            self._notify(name, exists=True)
 
     async def serve(self, name: TopicName, *, create: bool) -> ServedTopic:
         """The topic for a client that is about to attach; created as by `get`.
@@ -313,14 +340,29 @@ class TopicRegistry:
 
     async def may_be_opened(self, name: TopicName) -> bool:
         """Whether a topic exists, or is a partition that is created at its first use."""
-        if await self.exists(name):
-            return True
-        index = name.partition_index
-        return index is not None and index < await self.partitioned.count(name.partitioned)
+        return await self.exists(name) or await self._is_partition(name)
 
     async def list_names(self, namespace: NamespaceName) -> list[str]:
         """Sorted full names of the persistent topics of a namespace; each partition is one."""
         return list((await self.listings.get(namespace)).names)
+
+    async def partition_counts(self, namespace: NamespaceName) -> dict[TopicName, int]:
+        """The topics of a namespace by their numbers of partitions, 0 for those without.
+
+        Of non-persistent ones those with partitions, as of the others nothing is stored.
+        """
+        whole = [
+            *await self.partitioned.list(namespace),
+            *await self.partitioned.list(namespace, TopicDomain.NON_PERSISTENT),
+        ]
+        names = [parse_topic_name(each) for each in whole]
+        counts = await self.partition_work.run(names, self.partitioned.count)
+        found = dict(zip(names, counts, strict=True))
+        for each in await self.list_names(namespace):
+            name = parse_topic_name(each)
+            if name.partitioned not in found:
+                found[name] = 0
+        return found
 
     async def follow(self, namespace: NamespaceName, listener: TopicListener) -> Callable[[], None]:
         """Call `listener` when any broker creates or deletes a topic of a namespace.
@@ -361,12 +403,16 @@ class TopicRegistry:
                 if self._broker.placement.shared:
                     # Checked again: another owner may have changed the topic until now.
                     sealed_by_layout = await self._require_openable(name, policies, create=create)
-                created = await self.purge_leftovers_if_new(name)
-                topic = await self._open(name)
+                async with self._room(name):
+                    created = await self.purge_leftovers_if_new(name)
+                    topic = await self._open(name, created=created)
             self._topics[str(name)] = topic
             self.unloaded.forget(str(name))
             self._collect_garbage_in_parts()
             topic.opened()
+            # A change while it was being loaded was not applied to it.
+            if (applied := self._broker.policies.of(name)) != topic.policies:
+                topic.apply_policies(applied)
             if sealed_by_layout:
                 topic.begin_seal()
             if topic.sealed and name.domain is TopicDomain.PERSISTENT:
@@ -400,6 +446,36 @@ class TopicRegistry:
             await self._broker.placement.release(name)
             raise
 
+    @asynccontextmanager
+    async def _unloaded_on_failure(self, name: TopicName) -> AsyncIterator[None]:
+        """Close the ledger of a topic again if the block raises: the topic will be released."""
+        async with AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(self._broker.managed_ledgers.unload, name.ledger_path)
+            yield
+            on_failure.pop_all()
+
+    @asynccontextmanager
+    async def _room(self, name: TopicName) -> AsyncIterator[None]:
+        """Keep a place in the namespace for a topic that the block creates, if it is missing.
+
+        The caller has the lock of the name.  Raises `TooManyTopics`.
+        """
+        counts = self._broker.topic_counts
+        if (
+            name.domain is not TopicDomain.PERSISTENT
+            or not await counts.limit(name.namespace_name)
+            or await self._is_stored(name)
+            or await self._is_partition(name)
+        ):
+            yield
+            return
+        async with counts.room(name):
+            yield
+
+    async def _is_partition(self, name: TopicName) -> bool:
+        index = name.partition_index
+        return index is not None and index < await self.partitioned.count(name.partitioned)
+
     def _require_owned(self, topic: Topic) -> None:
         if not self._broker.placement.owns(topic.name):
             raise TopicUnavailable(f"{topic.name} is another broker's now: look it up again.")
@@ -425,18 +501,37 @@ class TopicRegistry:
             await forget_records(parts.store, str(name))
         return True
 
-    async def _open(self, name: TopicName) -> Topic:
+    async def _confirm_creation(self, name: TopicName) -> None:
+        """Delete a topic that was just created again if its namespace is being deleted.
+
+        Of segments the layout decides: their scalable topic was confirmed.
+        Raises `NamespaceNotFound`, and what storage raises.
+        """
+
+        async def undo() -> None:
+            await self._broker.managed_ledgers.delete(name.ledger_path)
+            await self._forget_transactions(name)
+
+        if name.domain is TopicDomain.PERSISTENT:
+            await confirm_creation(self._broker.metadata, name.namespace_name, undo)
+
+    async def _open(self, name: TopicName, *, created: bool) -> Topic:
         """Open the ledger of a topic, and load its state.
 
         W7, A3: epoch, ledger, claims, headers, aborted set, acknowledgements; in this order.
         """
-        store = SequenceStore(self._broker.clock, lambda: self._broker.policies.of(name).retention)
+        store = SequenceStore(
+            self._broker.clock,
+            lambda: self._broker.policies.of(name).retention,
+            segment_name(name) if name.domain is TopicDomain.SEGMENT else None,
+        )
         owner = await self._owner(name)
-        async with AsyncExitStack() as on_failure:
-            on_failure.push_async_callback(self._broker.managed_ledgers.unload, name.ledger_path)
+        async with self._unloaded_on_failure(name):
             ledger = await self._broker.managed_ledgers.open(
                 name.ledger_path, create=True, retention=store.retention
             )
+            if created:
+                await self._confirm_creation(name)
             topic = await Topic.load(
                 self._context,
                 name,
@@ -446,10 +541,10 @@ class TopicRegistry:
                 events=self._broker.scalable,
                 give_up=self.give_up,
                 buffer_class=self.buffer_class,
+                replicate=self.replicate,
             )
             # Checked again: a loss may have been found since the ledger was opened.
             ledger.require_whole()
-            on_failure.pop_all()
         return topic
 
     async def _owner(self, name: TopicName) -> SegmentOwner:
@@ -516,6 +611,12 @@ class TopicRegistry:
                         f"{name} does not exist and {each.in_domain(TopicDomain.TOPIC)} does: use "
                         "that."
                     )
+        if name.partition_index is not None:
+            # Clients of a partitioned topic that is deleted connect again, partition by partition.
+            raise TopicNotAllowed(
+                f"{name} is named as a partition, and {name.partitioned} has none: create the "
+                "partitioned topic, or use another name."
+            )
 
     async def has_scalable_twin(self, name: TopicName) -> bool:
         """Whether a scalable topic has the same local name."""
@@ -533,7 +634,7 @@ class TopicRegistry:
         """The number of a topic's partitions, 0 when it is not partitioned.
 
         With `create` a missing topic is created with partitions if its namespace's policy says so;
-        without it a missing topic raises `TopicNotFound`.
+        without it a missing topic raises `TopicNotFound`.  Raises `TooManyTopics` too.
         """
         self.require_served(name)
         if name.domain in _SCALABLE or name.partition_index is not None:
@@ -551,7 +652,8 @@ class TopicRegistry:
         if not wanted or twin:
             return 0
         try:
-            await self.partitioned.create(name, wanted)
+            async with self._broker.topic_counts.room(name, partitions=wanted):
+                await self.partitioned.create(name, wanted)
         except PartitionedTopicExists:
             return await self.partitioned.count(name)
         return wanted
@@ -622,9 +724,11 @@ class TopicRegistry:
             await self._unload(key)
 
     async def _unload(self, key: str) -> None:
+        topic = self._topics.get(key)
         name = await self._close(key)
-        if name is not None:
+        if topic is not None and name is not None:
             await self._broker.placement.release(name)
+            self.after_unload(topic)
 
     async def _close(self, key: str) -> TopicName | None:
         """Close a topic, if it is loaded; it stays acquired."""
@@ -651,6 +755,7 @@ class TopicRegistry:
         """Delete a topic with all its data; `require_unused` as of a managed ledger.
 
         Raises `TopicNotFound`; unless `force`, `ProducerBusy` or `ConsumerBusy` while it is used.
+        A non-persistent topic need not be there: of one that was unloaded only schemas are left.
         """
         if name.domain is TopicDomain.NON_PERSISTENT:
             await self._work.finish(self._delete_non_persistent(name, force=force))
@@ -663,10 +768,10 @@ class TopicRegistry:
             if self.non_persistent.exists(name):
                 await self.cluster.delete(name, force=force)
                 return
-            raise TopicNotFound(f"Topic {name} does not exist: check its name.")
-        if not force:
-            require_no_clients(topic)
-        await self.non_persistent.unload(name)
+        else:
+            if not force:
+                require_no_clients(topic)
+            await self.non_persistent.unload(name)
         if name.partition_index is None:
             await self._forget_schemas(name)
 
@@ -691,12 +796,13 @@ class TopicRegistry:
                 await self._broker.managed_ledgers.delete(
                     name.ledger_path, require_unused=require_unused
                 )
+                # At once: the topic is gone, even if its other records cannot be deleted now.
+                self._notify(name, exists=False)
                 self.unloaded.forget(str(name))
                 await self._forget_transactions(name)
             if alone:
                 await self._forget_schemas(name)
             await self._broker.placement.release(name)
-        self._notify(name, exists=False)
 
     async def delete_if(self, topic: Topic, still: Callable[[], bool]) -> bool:
         """Delete a loaded topic if `still()` is true in the turn of the loop in which it closes.
@@ -723,6 +829,7 @@ class TopicRegistry:
                 await self._broker.managed_ledgers.delete(
                     name.ledger_path, require_unchanged=require_unchanged
                 )
+                self._notify(name, exists=False)
                 self.unloaded.forget(key)
                 await self._forget_transactions(name)
             if name.partition_index is None:
@@ -730,7 +837,6 @@ class TopicRegistry:
                 await self._forget_policies(name)
                 await self._forget_schemas(name)
             await self._broker.placement.release(name)
-        self._notify(name, exists=False)
         return True
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
@@ -815,11 +921,24 @@ class TopicRegistry:
         return lock
 
     def _notify(self, name: TopicName, *, exists: bool) -> None:
+        if not exists:
+            self._broker.topic_counts.deleted(name)
         if name.domain is TopicDomain.PERSISTENT:
             for listener in list(self._listeners.values()):
                 listener(name, exists)
 
 
+def _exists(name: TopicName) -> TopicExists:
+    return TopicExists(f"{name} exists already: use it, or delete it first.")
+
+
 def _contents_of(ledger: ManagedLedger) -> tuple[Position, frozenset[str]]:
     """The end of a topic and the names of its subscriptions."""
     return ledger.last_confirmed, frozenset(ledger.cursors)
+
+
+def _broker_limit(messages: int, size_bytes: int) -> RateLimit | None:
+    """The limit of a rate per second that the broker's settings give; None if it is 0."""
+    if not messages and not size_bytes:
+        return None
+    return RateLimit(MessageRate(messages, size_bytes), Level.BROKER)

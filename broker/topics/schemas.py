@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+from broker.policies.applied_policies import AppliedPolicies
 from broker.policies.schema_compatibility import (
-    AVRO_DEFINED,
     CheckPart,
     CompatibilityStrategy,
     IncompatibleSchema,
@@ -21,6 +21,7 @@ from broker.policies.schema_compatibility import (
     reader_parts,
     successor_parts,
 )
+from broker.topics.source_positions import source_cluster_of
 from config.bounds import (
     MAX_SCHEMA_HISTORY_BYTES,
     MAX_SCHEMA_VERSIONS,
@@ -65,6 +66,16 @@ def version_bytes(version: int) -> bytes:
     return version.to_bytes(VERSION_BYTES, "big")
 
 
+def version_number(version: bytes) -> int:
+    """The number of a version on the wire.  Raises `SchemaNotFound` for bytes that are none."""
+    if len(version) != VERSION_BYTES:
+        raise SchemaNotFound(
+            f"A schema version has {VERSION_BYTES} bytes, and this one has {len(version)}: use a "
+            "version that came with a message, or none for the newest."
+        )
+    return int.from_bytes(version, "big")
+
+
 def definition_from_wire(schema: Schema) -> SchemaDefinition:
     """Decode the schema that a client sent."""
     return SchemaDefinition(
@@ -89,7 +100,13 @@ def definition_to_wire(definition: SchemaDefinition) -> Schema:
 
 def is_large(definition: SchemaDefinition) -> bool:
     """Whether a check of the schema takes so long that it is done off the loop."""
-    return definition.kind in AVRO_DEFINED and len(definition.data) > SMALL_SCHEMA_BYTES
+    return definition.parsed_bytes > SMALL_SCHEMA_BYTES
+
+
+def may_add_schema(policies: AppliedPolicies, producer_name: str) -> bool:
+    """Whether a producer of this name may add a schema to its topic's history."""
+    is_remote = source_cluster_of(producer_name) is not None
+    return policies.adds_schemas or (is_remote and policies.adds_replicated_schemas)
 
 
 class SchemaRegistry:
@@ -119,11 +136,16 @@ class SchemaRegistry:
         )
 
     async def add(
-        self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
+        self,
+        schema_id: str,
+        definition: SchemaDefinition,
+        strategy: CompatibilityStrategy,
+        *,
+        may_add: bool = True,
     ) -> int | None:
         """The version of a schema in the history, added if need be; None for AUTO_CONSUME.
 
-        Raises `IncompatibleSchema`.
+        Raises `IncompatibleSchema`; without `may_add` also for a schema that is not there.
         """
         # AUTO_CONSUME reads any schema and brings none.  Bytes (NONE) are a type as any other, as
         # in Pulsar: its Java client sends no schema for bytes, but its Go client does.
@@ -135,6 +157,12 @@ class SchemaRegistry:
             for known in alive:
                 if known.definition.same_as(definition):
                     return known.version
+            if not may_add:
+                raise IncompatibleSchema(
+                    f"The topic {schema_id} does not have this schema, and by the policy "
+                    "isAllowAutoUpdateSchema clients may add none: add it with "
+                    f"POST /admin/v2/schemas/{schema_id}/schema."
+                )
             known_definitions = [known.definition for known in alive]
             await self.run_check(successor_parts(definition, known_definitions, strategy))
             _require_capacity(schema_id, entries, definition)
@@ -166,7 +194,12 @@ class SchemaRegistry:
                 await loop.run_in_executor(self._checker, part.run)
 
     async def check_consumer(
-        self, schema_id: str, definition: SchemaDefinition, strategy: CompatibilityStrategy
+        self,
+        schema_id: str,
+        definition: SchemaDefinition,
+        strategy: CompatibilityStrategy,
+        *,
+        may_add: bool = True,
     ) -> None:
         """Require that a consumer's schema reads the topic's; the first schema of a topic is added.
 
@@ -179,7 +212,15 @@ class SchemaRegistry:
             known_definitions = [known.definition for known in alive]
             await self.run_check(reader_parts(definition, known_definitions, strategy))
         else:
-            await self.add(schema_id, definition, strategy)
+            await self.add(schema_id, definition, strategy, may_add=may_add)
+
+    async def require_none(self, schema_id: str) -> None:
+        """Raise `IncompatibleSchema` if the topic has a schema: a producer has none."""
+        if await self.history(schema_id):
+            raise IncompatibleSchema(
+                f"The topic {schema_id} has a schema, and by the policy schemaValidationEnforced "
+                "its producers must have one: open the producer with a schema."
+            )
 
     async def delete(self, schema_id: str) -> int:
         """End the history; returns the version of the tombstone."""
@@ -227,8 +268,8 @@ def _require_capacity(
             f"The topic {schema_id} has {len(entries)} schema versions, the most there may be: use "
             "one of them."
         )
-    size = sum(len(each.definition.data) for each in entries if isinstance(each, SchemaVersion))
-    if size + len(new.data) > MAX_SCHEMA_HISTORY_BYTES:
+    size = sum(each.definition.size_bytes for each in entries if isinstance(each, SchemaVersion))
+    if size + new.size_bytes > MAX_SCHEMA_HISTORY_BYTES:
         raise IncompatibleSchema(
             f"The schema versions of {schema_id} have {size} bytes, and with this one they would "
             f"have more than {MAX_SCHEMA_HISTORY_BYTES}: use one of them, or delete the history "

@@ -32,6 +32,16 @@ class SeekTarget:
         return Position(self.position.ledger_id, self.position.entry_id - 1)
 
     @property
+    def first_entry(self) -> Position:
+        """The position of the first entry of which something is delivered.
+
+        Without a batch index `excluded` leaves out the whole entry.
+        """
+        if self.at_edge or self.batch_index >= 0 or not self.excluded:
+            return self.position
+        return self.position.following
+
+    @property
     def within_entry(self) -> bool:
         """Whether a subscription that begins at the entry still has to be moved to the target."""
         return self.batch_index > 0 or self.excluded
@@ -46,7 +56,7 @@ class SeekTarget:
             size = max(size, await batch_size_at(subscription.ledger, self.position))
         first = min(max(self.batch_index, 0), size - 1) + self.excluded
         if first == size or (self.excluded and self.batch_index < 0):
-            behind = Position(self.position.ledger_id, self.position.entry_id + 1)
+            behind = self.position.following
             await subscription.seek(behind)
         elif first == 0:
             await subscription.seek(self.position)

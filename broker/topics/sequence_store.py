@@ -1,4 +1,4 @@
-"""Durable sequence ids of a topic's producers: snapshots, and the replay of later entries."""
+"""Durable sequence ids and ranges of a topic: snapshots, and the replay of later entries."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,16 @@ from typing import ClassVar
 
 import structlog
 
-from broker.topics.carried_ids import FinalIds
+from broker.topics.carried_ids import FinalRanges, FinalSequences
 from broker.topics.deduplication import (
     NO_POSITION,
+    REPLICATED_MEMBER,
     SNAPSHOT_PROPERTY,
     Deduplication,
     ProducerSequence,
 )
+from broker.topics.replicated_ranges import record_of
+from broker.topics.segment_sources import SegmentSources
 from config.bounds import (
     CARRIED_WAIT_S,
     READ_BATCH_BYTES,
@@ -33,6 +36,7 @@ from magnetar.protocol.frames import FrameError
 from magnetar.protocol.ids import Position
 from magnetar.protocol.message import parse_metadata
 from magnetar.protocol.names import SegmentName
+from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from magnetar.protocol.server_error import InternalError, MagnetarError, ServerError
 from storage.clock import Clock
 from storage.ledger.store import CorruptEntry, NoSuchLedger
@@ -67,10 +71,22 @@ class SequenceStore:
     close.  `PublishPipeline` updates `durable` and the `unsaved` counters.
 
     A segment that a layout change made has the ids of its parents once `inherit` was called.
+
+    The snapshot of a segment also has the ranges that other clusters have replicated to it.
     """
 
-    def __init__(self, clock: Clock, policy: Callable[[], Retention | None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        policy: Callable[[], Retention | None],
+        segment: SegmentName | None = None,
+    ) -> None:
+        """`segment` is None for a topic to which nothing is replicated by ranges."""
         self.sequences = _no_sequences()
+        self.sources = (
+            None if segment is None else SegmentSources(segment.hash_start, segment.hash_end)
+        )
+        """What is stored here of the segments of other clusters."""
         self.durable = NO_POSITION
         self.unsaved_entries = 0
         self.unsaved_bytes = 0
@@ -81,6 +97,8 @@ class SequenceStore:
         self._reader: Cursor | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writers_timer: asyncio.TimerHandle | None = None
+        self._writers_due_s = math.inf
+        """When `_writers_timer` fires; uvloop's handles do not always tell."""
         self._saved_s = -math.inf
         self._saving: asyncio.Task[None] | None = None
         self._unsaved_writers = False
@@ -133,10 +151,16 @@ class SequenceStore:
         if snapshot is None:
             return NO_POSITION
         try:
-            return self.sequences.load(snapshot)
+            position = self.sequences.load(snapshot)
+            if self.sources is not None:
+                rows = json.loads(snapshot).get(REPLICATED_MEMBER, [])
+                self.sources = SegmentSources.from_json(
+                    rows, self.sources.hash_start, self.sources.hash_end
+                )
         except (ValueError, KeyError, TypeError) as error:
             log.error("sequence_snapshot_unreadable", name=ledger.name, error=str(error))
             return NO_POSITION
+        return position
 
     async def _replay(self, ledger: ManagedLedger, position: Position) -> None:
         now_ms = self._clock.now_ms()
@@ -151,11 +175,20 @@ class SequenceStore:
             for entry in entries:
                 position = entry.position
                 try:
-                    self.sequences.replay(parse_metadata(entry.data), position, now_ms)
-                except FrameError as error:
+                    self._replay_entry(parse_metadata(entry.data), position, now_ms)
+                except (FrameError, ValueError) as error:
                     log.warning("entry_unreadable", position=tuple(position), error=str(error))
             self.durable = position
             self.unsaved_entries += len(entries)
+
+    def _replay_entry(self, metadata: MessageMetadata, position: Position, now_ms: int) -> None:
+        if self.sources is None or not metadata.replicated_from:
+            self.sequences.replay(metadata, position, now_ms)
+            return
+        # Of a chunked message only the last chunk has a record.
+        found = record_of(metadata)
+        if found is not None:
+            self.sources.replay(*found)
 
     def appended(self) -> None:
         """Have a snapshot taken, now or later: a group of appends has completed."""
@@ -187,17 +220,26 @@ class SequenceStore:
         self._unsaved_writers = False
         if self._ledger is None or self._reader is None:
             return
-        position = self.durable
-        if position == NO_POSITION and not len(self.sequences):
+        position, sources = self.durable, self.sources
+        told = sources is not None and sources.must_save
+        if position == NO_POSITION and self.sequences.is_empty and not told:
             return
-        text = self.sequences.snapshot(position, self._clock.now_ms())
+        changes = 0 if sources is None else sources.changes
+        text = self._snapshot(sources)
         entries, size_bytes = self.unsaved_entries, self.unsaved_bytes
         self._report_left_out(self._ledger.name)
         await self._ledger.set_properties({SNAPSHOT_PROPERTY: text})
+        if sources is not None:
+            sources.saved(changes)
         self.unsaved_entries -= entries
         self.unsaved_bytes -= size_bytes
         if self._reader is not None and position != NO_POSITION:
             self._reader.acknowledge_up_to(position)
+
+    def _snapshot(self, sources: SegmentSources | None) -> str:
+        rows = [] if sources is None else sources.to_json()
+        replicated = json.dumps(rows, separators=(",", ":")) if rows else ""
+        return self.sequences.snapshot(self.durable, self._clock.now_ms(), replicated)
 
     def _report_left_out(self, ledger_name: str) -> None:
         """Log that the snapshot lacks names, or has all of them again."""
@@ -252,27 +294,41 @@ class SequenceStore:
                 f"The final sequence ids of {', '.join(self._awaited)} are not here yet: try again."
             )
 
-    async def inherit(self, segment: SegmentName, finals: Iterable[FinalIds]) -> None:
-        """Take over the final ids of the segment's parents, durably.
+    async def inherit(self, segment: SegmentName, finals: FinalSequences) -> None:
+        """Take over the final ids and ranges of the segment's parents, durably.
 
         Later calls change nothing: messages of the segment may have replaced some of the ids.
         """
         if self._ledger is None or not self._awaited:
             return
-        now_ms = self._clock.now_ms()
-        self.sequences.inherit(segment, finals, now_ms)
-        # One write, so that the ids are there when nothing is awaited any more.
-        text = self.sequences.snapshot(self.durable, now_ms)
+        self.sequences.inherit(segment, finals.producers, self._clock.now_ms())
+        # Until the ranges are here no sender of another cluster is taken (R6).
+        sources = SegmentSources.inherited(
+            segment.hash_start,
+            segment.hash_end,
+            [SegmentSources.from_json(each.sources, *each[:2]) for each in finals.ranges],
+        )
+        # One write, so that all of it is there when nothing is awaited any more.
+        text = self._snapshot(sources)
         self._report_left_out(self._ledger.name)
         await self._ledger.set_properties(
             {SNAPSHOT_PROPERTY: text, AWAITED_PROPERTY: awaited_property(())}
         )
+        self.sources = sources
         self._awaited = []
         self._inherited.set()
 
-    def final(self, segment: SegmentName, changed_ms: int) -> list[FinalIds]:
-        """The ids of all names, once the segment is sealed; `changed_ms` as `Deduplication`."""
-        return self.sequences.final(segment, changed_ms=changed_ms, now_ms=self._clock.now_ms())
+    def final(self, segment: SegmentName, changed_ms: int) -> FinalSequences:
+        """The ids of all names and the ranges, once the segment is sealed.
+
+        `changed_ms` is as for `Deduplication.final`.
+        """
+        now_ms, sources = self._clock.now_ms(), self.sources
+        ids = self.sequences.final(segment, changed_ms=changed_ms, now_ms=now_ms)
+        if sources is None:
+            return FinalSequences(ids)
+        ranges = FinalRanges(sources.hash_start, sources.hash_end, sources.to_json())
+        return FinalSequences(ids, [ranges])
 
     # The end
 
@@ -362,10 +418,11 @@ class SequenceStore:
         due_s = self._saved_s + pause_s
         if due_s <= loop.time():
             self._start_saving()
-        elif self._writers_timer is None or self._writers_timer.when() > due_s:
+        elif self._writers_timer is None or self._writers_due_s > due_s:
             # A snapshot has all names: many that come and go together take one.
             if self._writers_timer is not None:
                 self._writers_timer.cancel()
+            self._writers_due_s = due_s
             self._writers_timer = loop.call_at(due_s, self._start_saving)
 
     async def _save(self) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.consumer import Consumer, SubscribeRequest
 from broker.topics.dispatch.start_position import Inherits
 from broker.topics.producer import Producer, ProducerRequest
@@ -21,8 +22,17 @@ class ServedTopic(Protocol):
         """Name of the topic."""
         ...
 
+    @property
+    def policies(self) -> AppliedPolicies:
+        """The policies in force."""
+        ...
+
     def require_open(self, request: ProducerRequest) -> None:
         """Raise `TopicTerminated` or `TopicUnavailable` unless the topic takes this producer."""
+        ...
+
+    async def require_room(self) -> None:
+        """Raise `BacklogQuotaExceeded` if the backlog reaches a quota that refuses producers."""
         ...
 
     async def add_producer(self, request: ProducerRequest) -> Producer:

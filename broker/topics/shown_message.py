@@ -5,14 +5,14 @@ The names and forms of the headers are those that Pulsar's admin library reads.
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from magnetar.compression import decompress
 from magnetar.protocol.message import parse_metadata, payload_of, transaction_named_by
-from magnetar.protocol.pulsar_pb2 import MessageMetadata
+from magnetar.protocol.pulsar_pb2 import CompressionType, MessageMetadata
 from storage.managed_ledger.types import Entry
 
 PREFIX = "X-Pulsar-"
@@ -56,7 +56,8 @@ _BYTES = {
 class ShownMessage:
     """The headers and the body of an answer."""
 
-    headers: Mapping[str, str]
+    headers: Sequence[tuple[str, str]]
+    """Names and values.  A name comes once for each value of a list."""
     body: bytes
 
 
@@ -72,14 +73,14 @@ def shown_message(entry: Entry, *, aborted: bool, readable: bool) -> ShownMessag
     if not encrypted:
         payload = decompress(metadata.compression, payload, metadata.uncompressed_size)
     in_transaction = transaction_named_by(metadata) is not None
-    headers = {
-        "Message-ID": f"{entry.position.ledger_id}:{entry.position.entry_id}",
-        **dict(_fields(metadata)),
-        "Is-Encrypted": _flag(encrypted),
-        "txn-aborted": _flag(aborted),
-        "txn-uncommitted": _flag(in_transaction and not aborted and not readable),
-    }
-    return ShownMessage({PREFIX + name: text for name, text in headers.items()}, bytes(payload))
+    headers = (
+        ("Message-ID", f"{entry.position.ledger_id}:{entry.position.entry_id}"),
+        *_fields(metadata),
+        ("Is-Encrypted", _flag(encrypted)),
+        ("txn-aborted", _flag(aborted)),
+        ("txn-uncommitted", _flag(in_transaction and not aborted and not readable)),
+    )
+    return ShownMessage([(PREFIX + name, text) for name, text in headers], bytes(payload))
 
 
 def _fields(metadata: MessageMetadata) -> Iterator[tuple[str, str]]:
@@ -99,8 +100,15 @@ def _fields(metadata: MessageMetadata) -> Iterator[tuple[str, str]]:
     if metadata.HasField("num_messages_in_batch"):
         yield "num-batch-message", str(metadata.num_messages_in_batch)
         yield "batch-size", str(metadata.uncompressed_size)
-    if metadata.replicate_to:
-        yield "replicated-to", json.dumps(list(metadata.replicate_to))
+    if metadata.HasField("compression"):
+        yield "compression", CompressionType.Name(metadata.compression)
+    if metadata.HasField("num_chunks_from_msg"):
+        yield "PROPERTY-TOTAL-CHUNKS", str(metadata.num_chunks_from_msg)
+        yield "PROPERTY-CHUNK-ID", str(metadata.chunk_id)
+    for cluster in metadata.replicate_to:
+        yield "replicated-to", _header_text(cluster)
+    for key in metadata.encryption_keys:
+        yield "Base64-encryption-keys", base64.b64encode(key.SerializeToString()).decode()
 
 
 def _header_text(text: str) -> str:

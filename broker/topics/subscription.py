@@ -1,14 +1,13 @@
 """One subscription of a topic: its cursor, its consumers, and the dispatcher between them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
 from weakref import ref
 
 import structlog
 
-from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.batch_sizes import BatchSizes
 from broker.topics.compaction.entries import last_kept_index
 from broker.topics.compaction.reading import CompactedView, ReadStart
@@ -22,6 +21,7 @@ from broker.topics.consumer import (
     SubscriptionType,
 )
 from broker.topics.consumer_admission import (
+    AdmittingTopic,
     remove_if_silent,
     require_agreement,
     require_below_maximums,
@@ -37,6 +37,17 @@ from broker.topics.dispatch.shared import SharedDispatcher
 from broker.topics.dispatch.single_active import SingleActiveDispatcher
 from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.rates import RateSampler
+from broker.topics.replication import TopicReplication
+from broker.topics.snapshot_cache import SnapshotCache
+from broker.topics.subscription_markers import snapshot_in
+from broker.topics.throttle import (
+    Level,
+    RateLimit,
+    Throttle,
+    ThrottledCounts,
+    changed_limit,
+    in_force,
+)
 from broker.topics.transactional_acks import AckedTopic, TransactionalAcks
 from broker.topics.weak_references import require_present
 from config.bounds import EXCLUSIVE_HANDOVER_WAIT_S, EXPIRED_AT_ONCE, SEEK_REATTACH_S
@@ -46,8 +57,10 @@ from magnetar.protocol.managed_clients import is_managed
 from magnetar.protocol.names import TopicDomain
 from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import ignore
 from storage.managed_ledger.cursor import Cursor
 from storage.managed_ledger.ledger import ManagedLedger
+from storage.managed_ledger.stream_ranges import after
 from storage.managed_ledger.types import Entry
 from txn.held_messages import HeldMessages
 from txn.pending_ack import ALL_MESSAGES
@@ -55,22 +68,26 @@ from txn.pending_ack import ALL_MESSAGES
 log = structlog.get_logger(__name__)
 
 
-class SubscribedTopic(AckedTopic, Protocol):
+class SubscribedTopic(AckedTopic, AdmittingTopic, Protocol):
     """The topic of a subscription."""
 
     @property
-    def policies(self) -> AppliedPolicies:
-        """The policies in force."""
+    def dispatch_limits(self) -> tuple[RateLimit, ...]:
+        """The rates of sending to consumers of all subscriptions together."""
         ...
 
-    @property
-    def consumer_count(self) -> int:
-        """The number of attached consumers of all subscriptions."""
+    def published_rates(self, now_s: float) -> tuple[float, float]:
+        """Messages and bytes per second that are published to the topic."""
         ...
 
     @property
     def last_message(self) -> LastMessage:
         """The newest message that readers get."""
+        ...
+
+    @property
+    def replication(self) -> TopicReplication:
+        """What is sent to other clusters."""
         ...
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
@@ -119,6 +136,7 @@ class Subscription:
         self.type: SubscriptionType | None = None
         self.key_shared = KeySharedPolicy()
         self.dispatcher: Dispatcher | None = None
+        self.topic_name = topic.name
         partition = topic.name.partition_index
         self.partition_index = -1 if partition is None else partition
         self.closed = False
@@ -127,6 +145,16 @@ class Subscription:
         self.drained = False
         self.expired_total = 0
         """Entries that were acknowledged because they were too old, since the topic was loaded."""
+        self.last_expired_ms = 0
+        """When entries that were too old were acknowledged last, or sought; 0: never."""
+        self.last_advanced_ms = 0
+        """When acknowledgements moved its mark-delete position last, since the topic was loaded;
+        0: never."""
+        self._noted_mark = cursor.mark_delete
+        self.on_acknowledged: Callable[[], None] = ignore
+        """Called after acknowledgements: see `broker.replication.segment_subscriptions`."""
+        self._snapshots: SnapshotCache | None = None
+        """Snapshots that it read, of one that is replicated to other clusters."""
         self.read_start = ReadStart.loaded(cursor)
         """The place where it began, for consumers that read compacted."""
         self.transactional: TransactionalAcks | None = None
@@ -139,6 +167,9 @@ class Subscription:
         self._retirement: asyncio.Task[None] | None = None
         self.batch_sizes = BatchSizes()
         self._past = _PastConsumers()
+        self._dispatch_limit: RateLimit | None = None
+        self.throttled = ThrottledCounts()
+        """How often its dispatcher had to wait for a rate, since the topic was loaded."""
         self.rate_sampler = RateSampler(asyncio.get_running_loop().time(), len(self.traffic))
         """Samples `traffic`: see `broker.topics.rate_timer`."""
 
@@ -173,6 +204,31 @@ class Subscription:
     def unacked(self) -> int:
         """Number of messages sent to Shared and Key_Shared consumers and not acknowledged."""
         return sum(consumer.unacked for consumer in self.consumers)
+
+    @property
+    def blocked_on_unacked(self) -> bool:
+        """Whether no consumer gets messages until some are acknowledged."""
+        return self.dispatcher is not None and self.dispatcher.blocked_on_unacked
+
+    @property
+    def last_sent_ms(self) -> int:
+        """When messages were sent to a consumer last, since the topic was loaded; 0: never."""
+        return max(self._past.last_sent_ms, *(each.last_sent_ms for each in self.consumers), 0)
+
+    @property
+    def last_acked_ms(self) -> int:
+        """When a consumer acknowledged last, since the topic was loaded; 0: never."""
+        return max(self._past.last_acked_ms, *(each.last_acked_ms for each in self.consumers), 0)
+
+    @property
+    def last_flow_ms(self) -> int:
+        """When a consumer sent a FLOW last, since the topic was loaded; 0: never."""
+        return max(self._past.last_flow_ms, *(each.last_flow_ms for each in self.consumers), 0)
+
+    @property
+    def in_replay(self) -> int:
+        """Entries that were read and wait to be sent to a consumer."""
+        return 0 if self.dispatcher is None else self.dispatcher.waiting
 
     @property
     def delayed(self) -> int:
@@ -331,6 +387,11 @@ class Subscription:
         elif self.topic.sealed:
             self.report_end_if_reached()
 
+    def read_on(self) -> None:
+        """Run the dispatcher, and report an end that is reached: the max read position moved."""
+        self.wake()
+        self.report_end_if_reached()
+
     def acknowledge(self, consumer: Consumer | None, acks: Iterable[Ack]) -> None:
         """Take individual acknowledgements of whole entries or of messages of batches.
 
@@ -361,9 +422,29 @@ class Subscription:
                 dispatcher.settled(consumer, position, left)
             elif not left:
                 self._counts.forget(position)
-        (self._past if consumer is None else consumer).acknowledged_total += taken
+        counted = self._past if consumer is None else consumer
+        counted.acknowledged_total += taken
+        counted.last_acked_ms = self.now_ms()
+        self.note_progress()
         if topic.sealed:
             self.report_end_if_reached()
+
+    def note_progress(self) -> None:
+        """Note the time if acknowledgements moved the mark-delete position."""
+        self.on_acknowledged()
+        mark = self.cursor.mark_delete
+        if mark is not self._noted_mark:
+            self._noted_mark = mark
+            self.last_advanced_ms = self.now_ms()
+            self._report_passed_snapshot()
+
+    def _report_passed_snapshot(self) -> None:
+        """Tell other clusters how far it came, if it has passed a snapshot."""
+        if self._snapshots is None:
+            return
+        passed = self._snapshots.take_up_to(self.cursor.mark_delete)
+        if passed is not None and self.cursor.replicated:
+            self.topic.replication.subscription_passed(self.name, passed)
 
     def _unacknowledged_in(self, position: Position) -> int:
         """The messages of an entry that are not acknowledged."""
@@ -378,6 +459,7 @@ class Subscription:
         self._require_cumulative(consumer.type)
         if not consumer.closed:
             consumer.acknowledged_total += self._take_up_to(position, ack_set)
+            consumer.last_acked_ms = self.now_ms()
 
     def acknowledge_late_up_to(
         self, consumer_type: SubscriptionType, position: Position, ack_set: Sequence[int]
@@ -393,6 +475,7 @@ class Subscription:
         if self.dispatcher is not None and self.type is not None:
             self._require_cumulative(self.type)
         self._past.acknowledged_total += self._take_up_to(position, ack_set)
+        self._past.last_acked_ms = self.now_ms()
 
     def _take_up_to(self, position: Position, ack_set: Sequence[int]) -> int:
         """Acknowledge cumulatively; returns the number of messages that are new."""
@@ -400,6 +483,7 @@ class Subscription:
             return 0
         before = self.cursor.backlog
         self.cursor.acknowledge_up_to(position, ack_set)
+        self.note_progress()
         last, acknowledged = position, 0
         if ack_set and (left := self._unacknowledged_in(position)) > 0:
             acknowledged = self.batch_sizes.narrow(position, left.bit_count())
@@ -419,11 +503,21 @@ class Subscription:
         """
         if cumulative:
             self._require_cumulative(consumer.type)
+        transactional = self._require_transactional()
+        return transactional.acknowledge(consumer, txn, acks, cumulative=cumulative)
+
+    async def acknowledge_many_in(
+        self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack]
+    ) -> asyncio.Task[None]:
+        """As `acknowledge_in` for individual ones, in slices; returns when all or none are held."""
+        return await self._require_transactional().acknowledge_many(consumer, txn, acks)
+
+    def _require_transactional(self) -> TransactionalAcks:
         if self.transactional is None:
             raise ConsumerNotAllowed(
                 f"Subscription {self.name!r} is not durable: acknowledge without a transaction."
             )
-        return self.transactional.acknowledge(consumer, txn, acks, cumulative=cumulative)
+        return self.transactional
 
     def _require_cumulative(self, consumer_type: SubscriptionType) -> None:
         if consumer_type.individual:
@@ -435,8 +529,53 @@ class Subscription:
     def skip(self, position: Position) -> None:
         """Acknowledge an entry that no consumer may see."""
         self.cursor.acknowledge(position)
+        self.on_acknowledged()
+        self._report_passed_snapshot()
         if self.topic.sealed:
             self.report_end_if_reached()
+
+    def skip_marker(self, entry: Entry) -> None:
+        """Acknowledge a marker.  A snapshot of this cluster's is remembered until it is passed."""
+        most = self.topic.replication.cached_snapshots
+        if most and self.cursor.replicated:
+            snapshot = snapshot_in(entry.data)
+            if snapshot is not None:
+                if self._snapshots is None:
+                    self._snapshots = SnapshotCache(most)
+                self._snapshots.add(snapshot)
+        self.skip(entry.position)
+
+    async def consumed_elsewhere(self, position: Position, began: Position) -> None:
+        """Acknowledge all after `began` up to and with `position`, as another cluster's consumers.
+
+        That cluster did not get what is up to `began`.  Returns when that is durable.  A position
+        that is not there to be read is left alone: it belongs to another topic of this name.
+        Raises as `persist`.
+        """
+        if position > self.topic.max_read_position():
+            return
+        individual = self.dispatcher is not None and self.type is not None and self.type.individual
+        if individual or self.cursor.entries_up_to(began):
+            async for _ in self._acknowledge_oldest(after(position), self.backlog, after(began)):
+                pass
+        else:
+            self._past.acknowledged_total += self._take_up_to(position, ())
+            self.wake()
+        await self.persist()
+
+    async def acknowledged_elsewhere(self, positions: Sequence[Position]) -> None:
+        """Acknowledge these entries, in slices: another cluster's consumers have acknowledged them.
+
+        Those that are left when it is closed or sought stay as they are.
+        """
+        resets = self.cursor.resets
+        for start in range(0, len(positions), EXPIRED_AT_ONCE):
+            if self.closed or self.cursor.resets != resets:
+                return
+            slice_ = positions[start : start + EXPIRED_AT_ONCE]
+            self.acknowledge(None, [(each, (), 0) for each in slice_])
+            self.wake()
+            await asyncio.sleep(0)
 
     async def expire_before(self, end: Position) -> int:
         """Acknowledge the entries before `end`, as too old, and return how many it acknowledged.
@@ -445,6 +584,7 @@ class Subscription:
         `ReservedSubscription` for the subscription of compaction.
         """
         expired = 0
+        self.last_expired_ms = self.now_ms()
         async for count in self._acknowledge_oldest(end, self.backlog):
             expired += count
             self.expired_total += count
@@ -457,22 +597,27 @@ class Subscription:
         """
         return sum([count async for count in self._acknowledge_oldest(LATEST, most)])
 
-    async def _acknowledge_oldest(self, end: Position, most: int) -> AsyncIterator[int]:
-        """Acknowledge at most so many entries before `end`, in slices; yields their lengths."""
+    async def _acknowledge_oldest(
+        self, end: Position, most: int, start: Position = EARLIEST
+    ) -> AsyncIterator[int]:
+        """Acknowledge at most so many entries from `start` to before `end`, in slices.
+
+        Yields their lengths.
+        """
         require_of_users(self.name)
         left = most
         while left and not self.closed:
             last = self.topic.max_read_position()
             slice_: list[Ack] = []
-            position = self.cursor.first_unacknowledged(EARLIEST)
+            position = self.cursor.first_unacknowledged(start)
             room = min(left, EXPIRED_AT_ONCE)
             while position < end and position <= last and len(slice_) < room:
                 slice_.append((position, (), 0))
-                position = self.cursor.first_unacknowledged(
-                    Position(position.ledger_id, position.entry_id + 1)
-                )
+                position = self.cursor.first_unacknowledged(position.following)
             if not slice_:
                 break
+            # Of a replicator, what is skipped was not sent.
+            self.cursor.pass_over(slice_[-1][0])
             self.acknowledge(None, slice_)
             left -= len(slice_)
             yield len(slice_)
@@ -488,6 +633,8 @@ class Subscription:
             return
         if epoch is not None:
             consumer.set_epoch(epoch)
+        if messages is None and self.transactional is not None:
+            self.transactional.earlier.has_none(consumer)
         self.dispatcher.redeliver(consumer, messages)
 
     async def persist(self) -> None:
@@ -577,6 +724,9 @@ class Subscription:
     def _after_move(self, position: Position, ack_set: Sequence[int], batch_size: int) -> None:
         if ack_set and batch_size:
             self.cursor.acknowledge_batch(position, ack_set, batch_size)
+        self._noted_mark = self.cursor.mark_delete
+        if self.transactional is not None:
+            self.transactional.earlier.moved()
         self._counts.forget_all()
         self.batch_sizes.clear()
         self.drained = False
@@ -610,6 +760,8 @@ class Subscription:
             self._reattach = None
         self.disconnect_consumers()
         self._drop_dispatcher()
+        if self._dispatch_limit is not None:
+            self._dispatch_limit.close()
         self._notify_waiting()
         async with self._change:
             if self.transactional is not None:
@@ -677,12 +829,13 @@ class Subscription:
         if request.connection.closing:
             raise SubscriptionUnavailable("The connection was closed: subscribe again.")
         topic = self.topic
-        require_below_maximums(self, topic.name, topic.policies, topic.consumer_count)
+        require_below_maximums(self, topic, request)
         dispatcher = self.dispatcher
         if dispatcher is None:
             self.type = request.type
             self.key_shared = request.key_shared
             dispatcher = self._make_dispatcher(request)
+            self._throttle(dispatcher)
         consumer = Consumer(request, self)
         consumer.limit_unacked(self.topic.policies.max_unacked_per_consumer)
         try:
@@ -712,9 +865,22 @@ class Subscription:
             active=policies.delays_delivery, tick_ms=policies.delayed_tick_ms
         )
         self.dispatcher.limit_unacked(policies.max_unacked_per_subscription)
+        self._throttle(self.dispatcher)
         for consumer in self.dispatcher.consumers:
             consumer.limit_unacked(policies.max_unacked_per_consumer)
         self.wake()
+
+    def _throttle(self, dispatcher: Dispatcher) -> None:
+        """Have a dispatcher send at the rates that the policies set now."""
+        topic = self.topic
+        rate = topic.policies.dispatch_rate_of(self.name)
+        self._dispatch_limit = changed_limit(
+            self._dispatch_limit, rate, Level.SUBSCRIPTION, topic.published_rates
+        )
+        limits = in_force(self._dispatch_limit) + topic.dispatch_limits
+        dispatcher.throttle_by(
+            Throttle(limits, dispatcher.wake, self.throttled) if limits else None
+        )
 
     def note_use(self) -> None:
         """Note that the subscription is used, or since when it is not if it is to expire.
@@ -748,6 +914,11 @@ class Subscription:
         consumer.closed = True
         consumer.forget_connection()
         consumer.connection.forget_consumer(consumer.consumer_id, consumer)
+        if self.transactional is not None and not consumer.type.individual:
+            if by_command:
+                self.transactional.earlier.closed(consumer)
+            elif self.dispatcher.may_have_messages(consumer):
+                self.transactional.earlier.left(consumer)
         self.dispatcher.remove(consumer)
         self._past.add(consumer)
         self.topic.consumer_closed(self.name, consumer, by_command=by_command)
@@ -804,18 +975,32 @@ def _trusted_size(batch_size: int, ack_set: Sequence[int]) -> int:
 
 
 class _PastConsumers:
-    """Sums of the counters of consumers that left."""
+    """Sums of the counters of consumers that left, and the newest of their times."""
 
-    __slots__ = ("acknowledged_total", "bytes_out", "messages_out", "redelivered")
+    __slots__ = (
+        "acknowledged_total",
+        "bytes_out",
+        "last_acked_ms",
+        "last_flow_ms",
+        "last_sent_ms",
+        "messages_out",
+        "redelivered",
+    )
 
     def __init__(self) -> None:
         self.messages_out = 0
         self.bytes_out = 0
         self.redelivered = 0
         self.acknowledged_total = 0
+        self.last_sent_ms = 0
+        self.last_acked_ms = 0
+        self.last_flow_ms = 0
 
     def add(self, consumer: Consumer) -> None:
         self.messages_out += consumer.messages_out_total
         self.bytes_out += consumer.bytes_out_total
         self.redelivered += consumer.redelivered_total
         self.acknowledged_total += consumer.acknowledged_total
+        self.last_sent_ms = max(self.last_sent_ms, consumer.last_sent_ms)
+        self.last_acked_ms = max(self.last_acked_ms, consumer.last_acked_ms)
+        self.last_flow_ms = max(self.last_flow_ms, consumer.last_flow_ms)

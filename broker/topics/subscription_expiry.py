@@ -75,6 +75,9 @@ class SubscriptionExpiry:
                 error=str(error),
             )
             return
+        except Exception:
+            log.exception("subscription_expiry_failed", topic=str(topic.name))
+            return
         if expired:
             log.info("subscription_expired", topic=str(topic.name), subscription=subscription.name)
 

@@ -2,32 +2,40 @@
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import ClassVar, Final, Protocol
 
 import structlog
 
 from broker.policies.applied_policies import AppliedPolicies
+from broker.topics.backlog_gauge import BacklogGauge
 from broker.topics.carried_ids import FinalSequences
 from broker.topics.compaction.outcome import CompactionHistory
 from broker.topics.compaction.reading import ReadStart
+from broker.topics.compaction.reserved import require_of_clients
+from broker.topics.completeness import INCOMPLETE, Completeness
 from broker.topics.consumer import Consumer, SubscribeRequest
+from broker.topics.consumer_admission import require_rate
 from broker.topics.context import TopicContext
 from broker.topics.deduplication import Deduplication
-from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.dispatch.errors import ConsumerBusy, SubscriptionRefused
 from broker.topics.dispatch.last_message import LastMessage
 from broker.topics.dispatch.start_position import Inherits, start_position
 from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.producer_records import StoredProducerRecords
+from broker.topics.publish_throttle import Publishing, PublishRates
 from broker.topics.publishing import PublishPipeline
-from broker.topics.rates import RateSampler
+from broker.topics.rates import RateSampler, sample_topic, topic_traffic
+from broker.topics.replication import NoReplication, TopicReplication, is_replicator_cursor
 from broker.topics.sequence_store import SequenceStore
+from broker.topics.subscribe_limit import SubscribeLimit
 from broker.topics.subscription import Subscription
+from broker.topics.throttle import Level, RateLimit, changed_limit, in_force
 from broker.topics.topic_producers import TopicProducers
 from broker.topics.transactional_acks import forget_subscription
 from broker.topics.unstamped_batches import UNSTAMPED_PROPERTY
-from config.bounds import SEAL_WAIT_S
+from config.bounds import CURSORS_AT_ONCE, SEAL_WAIT_S
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.ids import EARLIEST, Position
@@ -37,10 +45,11 @@ from magnetar.protocol.pulsar_pb2 import CommandSubscribe
 from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
 from magnetar.protocol.txn_id import TxnId
+from storage.callbacks import SlicedCalls, ignore
 from storage.ledger.store import LedgerError
 from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 from storage.managed_ledger.ledger import ManagedLedger
-from storage.managed_ledger.types import Entry, ManagedLedgerState
+from storage.managed_ledger.types import CursorNotFound, Entry, ManagedLedgerState
 from storage.metadata.store import MetadataError
 from txn.buffer import SegmentBuffer
 from txn.records import TxnState
@@ -67,16 +76,14 @@ class TopicUnavailable(PeerError):
     code: ClassVar[ServerError] = ServerError.SERVICE_NOT_READY
 
 
+LIST_SUBSCRIPTIONS: Final = "see which there are with GET .../subscriptions."
+"""What to do next when a topic lacks a subscription."""
+
+
 class SubscriptionNotFound(PeerError):
     """The topic has no such subscription and it may not be created."""
 
     code: ClassVar[ServerError] = ServerError.SUBSCRIPTION_NOT_FOUND
-
-
-class SubscriptionRefused(PeerError):
-    """A subscription of that name is of the other durability, or policies do not allow it."""
-
-    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 class TopicState(enum.Enum):
@@ -141,6 +148,27 @@ class TopicEvents(Protocol):
         ...
 
 
+class _SubscriptionCalls:
+    """Calls of all subscriptions of a topic: of few at once, of many in slices."""
+
+    __slots__ = ("apply_policies", "read_on", "topic_sealed")
+
+    def __init__(self) -> None:
+        self.read_on = SlicedCalls[str, Subscription](Subscription.read_on)
+        self.apply_policies = SlicedCalls[str, Subscription](Subscription.apply_policies)
+        self.topic_sealed = SlicedCalls[str, Subscription](Subscription.topic_sealed)
+
+    def discard(self, name: str) -> None:
+        """Do not call this subscription: it is deleted."""
+        for calls in (self.read_on, self.apply_policies, self.topic_sealed):
+            calls.discard(name)
+
+    def clear(self) -> None:
+        """Call none any more: the topic is closed."""
+        for calls in (self.read_on, self.apply_policies, self.topic_sealed):
+            calls.clear()
+
+
 class Topic:
     """One loaded topic: producers and subscriptions over a managed ledger.
 
@@ -169,14 +197,15 @@ class Topic:
         self.state = TopicState.LOADING
         self.uses = self.client_changes = 0
         """Requests for the topic, and changes of its clients and subscriptions, since the load."""
+        self.consumer_count = 0
+        """Attached consumers, those of readers included."""
         self.sequence_store = store
         self.buffer = buffer
         self.owner = buffer.owner
         self.policies = context.policies(name)
-        self.last_message = LastMessage(self)
+        self.last_message, self.backlog = LastMessage(self), BacklogGauge(self)
         self.compaction = CompactionHistory()
-        self._events = events
-        self._give_up = give_up
+        self._events, self._give_up = events, give_up
         self._producers = TopicProducers(self, StoredProducerRecords(self))
         self._publishing = PublishPipeline(
             ledger, context.publish_limits, store, buffer, self._ledger_failed
@@ -187,10 +216,10 @@ class Topic:
         """Whether consumers may share it by entry buckets: no batch is known to lack its hashes."""
         if self.shareable:
             self._publishing.on_unstamped_batch = self.note_unstamped_batch
-        self._subscriptions: dict[str, Subscription] = {
-            cursor_name: Subscription(self, cursor_name, cursor)
-            for cursor_name, cursor in ledger.cursors.items()
-        }
+        self._subscriptions: dict[str, Subscription] = {}
+        self._replicator_cursors: dict[str, Subscription] = {}
+        self.replication: TopicReplication = NoReplication()
+        self._calls = _SubscriptionCalls()
         self.entries_read_total = 0
         """Entries sent to bulk readers, which are no consumers, since the topic was loaded."""
         self.bytes_read_total = 0
@@ -206,9 +235,24 @@ class Topic:
         self._forget_appends = ledger.on_append(store.appended)
         self._forget_read_listener = buffer.on_max_read_position(self._on_max_read_position_moved)
         ledger.on_stop(self._ledger_failed)
-        self.publish = self._publishing.publish
-        self.refuse = self._publishing.refuse
-        self.damaged = self._publishing.damaged
+        self._begin_rates()
+
+    def _begin_rates(self) -> None:
+        """Make the rates of the topic, without limits as yet."""
+        self._dispatch_limit: RateLimit | None = None
+        self._subscribe_limit = SubscribeLimit()
+        self.publish_rates = PublishRates(
+            self._publishing,
+            self.context.throttled_sends,
+            self.context.publish_limit,
+            self._publish_by,
+        )
+
+    def _publish_by(self, path: Publishing) -> None:
+        """Serve all SENDs by this path from now on."""
+        self.publish = path.publish
+        self.refuse = path.refuse
+        self.damaged = path.damaged
 
     @classmethod
     async def load(
@@ -222,6 +266,7 @@ class Topic:
         events: TopicEvents,
         give_up: "Callable[[Topic], None]",
         buffer_class: type[SegmentBuffer] = SegmentBuffer,
+        replicate: "Callable[[Topic], TopicReplication]" = NoReplication.of,
     ) -> "Topic":
         """Load the topic of a ledger that was just opened; `opened` lets it serve.
 
@@ -233,30 +278,43 @@ class Topic:
             buffer = await buffer_class.load(str(name), ledger, owner, context.transactions)
             on_failure.push_async_callback(buffer.close)
             topic = cls(context, name, ledger, store, buffer, events, give_up)
-            topic.apply_policies(topic.policies)
+            topic.replication = replicate(topic)
             on_failure.push_async_callback(topic._abandon)
-            await topic.load_transactions()
+            await topic.load_subscriptions()
+            topic.apply_policies(topic.policies)
+            await topic.replication.open()
             on_failure.pop_all()
         return topic
 
-    async def load_transactions(self) -> None:
-        """Load the acknowledgements of open transactions, before consumers attach (A3)."""
-        for subscription in self._subscriptions.values():
+    async def load_subscriptions(self) -> None:
+        """Make a subscription of each cursor of the ledger."""
+        for number, (name, cursor) in enumerate(list(self.ledger.cursors.items()), start=1):
+            subscription = Subscription(self, name, cursor)
+            if is_replicator_cursor(name):
+                self._replicator_cursors[name] = subscription
+                continue
+            self._subscriptions[name] = subscription
+            # A3: acknowledgements of open transactions, before consumers attach.
             await subscription.load_transactions()
+            if number % CURSORS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _abandon(self) -> None:
         """Close the subscriptions after a failed load; the caller closes ledger and buffer."""
         self._forget_appends()
         self._forget_read_listener()
-        for subscription in self._subscriptions.values():
+        self._calls.clear()
+        self._end_rates()
+        await self.replication.close()
+        for subscription in self.followers:
             await subscription.close(persist=False)
 
     def opened(self) -> None:
         """Begin to serve: the topic is loaded."""
         if self.ledger.state is ManagedLedgerState.TERMINATED:
             self._move(TopicState.SEALED)
-            for subscription in self.subscriptions.values():
-                subscription.topic_sealed()
+            self._calls.topic_sealed.call_all(self._subscriptions)
+            self.replication.topic_sealed()
         else:
             self._move(TopicState.OPEN)
         failure = self._failure or self.owner.lost
@@ -294,13 +352,24 @@ class Topic:
             and self.buffer.idle
             and not self._subscription_change.locked()
             and (self._sealing is None or self._sealing.done())
-            and all(subscription.idle for subscription in self._subscriptions.values())
+            and self.replication.idle
+            and all(subscription.idle for subscription in self.followers)
         )
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
         """Subscriptions by name, durable or not."""
         return self._subscriptions
+
+    @property
+    def replicator_cursors(self) -> Mapping[str, Subscription]:
+        """The cursors of replicators to other clusters, by name."""
+        return self._replicator_cursors
+
+    @property
+    def followers(self) -> list[Subscription]:
+        """All that have a position in the topic: its subscriptions, and replicators."""
+        return [*self._subscriptions.values(), *self._replicator_cursors.values()]
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -325,32 +394,14 @@ class Topic:
     @property
     def traffic(self) -> tuple[int, int, int, int]:
         """The counters of which rates are taken, in the order of `Traffic`."""
-        messages_in, bytes_in = self._producers.past_messages_in, self._producers.past_bytes_in
-        for producer in self._producers.by_name.values():
-            messages_in += producer.messages_in
-            bytes_in += producer.bytes_in
-        messages_out, bytes_out = self._past_messages_out, self._past_bytes_out
-        for subscription in self._subscriptions.values():
-            messages, size_bytes, *_ = subscription.traffic
-            messages_out += messages
-            bytes_out += size_bytes
-        return messages_in, bytes_in, messages_out, bytes_out
+        return topic_traffic(self._producers, self._subscriptions, self.past_out)
 
-    def sample_rates(self, now_s: float) -> None:
-        """Read the counters of the topic, its subscriptions and its clients, in one pass."""
-        producers = self._producers
-        messages_in, bytes_in = producers.past_messages_in, producers.past_bytes_in
-        for producer in producers.by_name.values():
-            published = producer.traffic
-            producer.rate_sampler.sample(now_s, published)
-            messages_in += published[0]
-            bytes_in += published[1]
-        messages_out, bytes_out = self._past_messages_out, self._past_bytes_out
-        for subscription in self._subscriptions.values():
-            delivered = subscription.sample_rates(now_s)
-            messages_out += delivered[0]
-            bytes_out += delivered[1]
-        self.rate_sampler.sample(now_s, (messages_in, bytes_in, messages_out, bytes_out))
+    def sample_rates(self, now_s: float) -> Iterator[None]:
+        """Read the counters of the topic, its subscriptions and its clients, one in each step."""
+        self.replication.sample_rates(now_s)
+        return sample_topic(
+            self.rate_sampler, now_s, self._producers, self._subscriptions, self.past_out
+        )
 
     @property
     def messages_in_total(self) -> int:
@@ -365,31 +416,46 @@ class Topic:
         return self._producers.past_bytes_in + now
 
     @property
-    def messages_out_total(self) -> int:
-        """Messages sent to consumers since the topic was loaded, deleted subscriptions included."""
-        now = sum(each.messages_out_total for each in self._subscriptions.values())
-        return self._past_messages_out + now
-
-    @property
-    def bytes_out_total(self) -> int:
-        """Bytes of entries sent to consumers since the topic was loaded."""
-        now = sum(each.bytes_out_total for each in self._subscriptions.values())
-        return self._past_bytes_out + now
+    def past_out(self) -> tuple[int, int]:
+        """Messages, and bytes of entries, that were sent to consumers of deleted subscriptions."""
+        return self._past_messages_out, self._past_bytes_out
 
     def apply_policies(self, policies: AppliedPolicies) -> None:
-        """Use these policies from now on.  Attached clients stay, also above a maximum."""
+        """Use these policies from now on.  Attached clients stay, also above a maximum.
+
+        Only producers that do not encrypt are closed where that is required.
+        """
         self.policies = policies
+        self._publishing.require_encryption(policies.requires_encryption)
+        self._producers.policies_changed()
         self._publishing.limit_messages(policies.max_message_bytes)
         self._publishing.limit_delays(
             policies.max_delivery_delay_ms if policies.delays_delivery else 0
         )
-        for subscription in self._subscriptions.values():
-            subscription.apply_policies()
+        self.publish_rates.apply(policies.publish_rate)
+        self._subscribe_limit.apply(policies.subscribe_rate)
+        self._dispatch_limit = changed_limit(
+            self._dispatch_limit, policies.dispatch_rate, Level.TOPIC, self.published_rates
+        )
+        self._calls.apply_policies.call_all(self._subscriptions)
+        self.replication.apply()
 
     @property
-    def consumer_count(self) -> int:
-        """The number of attached consumers, those of readers included."""
-        return sum(len(each.consumers) for each in self._subscriptions.values())
+    def dispatch_limits(self) -> tuple[RateLimit, ...]:
+        """The rates of sending to consumers of all subscriptions together."""
+        return in_force(self._dispatch_limit, self.context.dispatch_limit)
+
+    def published_rates(self, now_s: float) -> tuple[float, float]:
+        """Messages and bytes per second that are published; `now_s` is the event loop's time."""
+        # Without the counters of what was sent: there may be 10,000 subscriptions.
+        counts = self.messages_in_total, self.bytes_in_total, 0, 0
+        messages, size_bytes, _, _ = self.rate_sampler.rates(now_s, counts)
+        return messages, size_bytes
+
+    def _end_rates(self) -> None:
+        self.publish_rates.close()
+        if self._dispatch_limit is not None:
+            self._dispatch_limit.close()
 
     async def carry_out_end(
         self, txn: TxnId, end: TxnState, subscriptions: Iterable[str] = ()
@@ -420,13 +486,13 @@ class Topic:
         return named is not None and self.buffer.is_aborted(TxnId(*named))
 
     def _on_max_read_position_moved(self) -> None:
-        for subscription in list(self._subscriptions.values()):
-            subscription.wake()
-            if self.sealed:
-                subscription.report_end_if_reached()
+        self._calls.read_on.call_all(self._subscriptions)
 
     def require_open(self, request: ProducerRequest) -> None:
-        """Raise `TopicTerminated` or `TopicUnavailable` unless the topic takes this producer."""
+        """Raise unless the topic takes this producer.
+
+        `TopicTerminated`, `TopicUnavailable`, `EncryptionRequired`, `OwnReplicator`.
+        """
         if self.sealing:
             # It gets the receipts of its stored messages, and TopicTerminated for the first other.
             if self._producers.returns(request):
@@ -436,6 +502,7 @@ class Topic:
             )
         if self.state is not TopicState.OPEN:
             raise self._unavailable()
+        self._producers.require_allowed(request)
 
     def require_readable(self) -> None:
         """Raise `TopicUnavailable` unless the stored entries may be read."""
@@ -452,6 +519,18 @@ class Topic:
         self.require_open(request)
         self.client_changes += 1
         return await self._producers.add(request)
+
+    async def require_room(self) -> None:
+        """Raise `BacklogQuotaExceeded` if the backlog reaches a quota that refuses producers.
+
+        A topic that is sealed takes no new messages, so that it has no need to refuse producers.
+        """
+        if not self.sealing:
+            await self.backlog.require_room()
+
+    async def close_producers(self) -> None:
+        """Close all producers, after the receipts of earlier SENDs; clients open them anew."""
+        await self._producers.disconnect_all()
 
     def producer_gone(self, producer: Producer) -> None:
         """Remove a closed producer that has nothing in flight any more."""
@@ -472,16 +551,51 @@ class Topic:
                 f"{request.type.label} subscriptions are not enabled on {self.name}: use one of "
                 f"{', '.join(sorted(self.policies.subscription_types))}."
             )
+        require_rate(self._subscribe_limit, self.name, request)
         subscription = self._subscriptions.get(request.subscription)
         if subscription is None:
-            subscription = await self._work.finish(self._subscription_for(request))
+            creation = self._subscription_for(request)
+            # A reader's subscription ends with its consumer: without one nobody would end it.
+            subscription = await (self._work.finish(creation) if request.durable else creation)
         if subscription.durable is not request.durable:
             kind = "durable" if subscription.durable else "not durable"
             raise SubscriptionRefused(
                 f"Subscription {request.subscription!r} exists on {self.name} and is {kind}: "
                 "use another name."
             )
+        if request.replicated:
+            # One that is deleted meanwhile takes no consumer either, and says so.
+            with suppress(CursorNotFound):
+                await self.set_replicated(subscription, replicated=True)
         return await subscription.add_consumer(request)
+
+    async def set_replicated(self, subscription: Subscription, *, replicated: bool) -> None:
+        """Move a subscription in other clusters too from now on, or no longer.
+
+        Raises as `Cursor.set_replicated`.
+        """
+        cursor = subscription.cursor
+        if cursor.replicated is not replicated:
+            is_at_start = cursor.backlog == self.ledger.entry_count
+            note = self._note_of(INCOMPLETE, is_at_start=is_at_start) if replicated else ""
+            await cursor.set_replicated(replicated, note)
+            self.replication.subscriptions_changed()
+
+    def _note_of(self, completeness: Completeness, *, is_at_start: bool) -> str:
+        """What the cursor of a subscription notes that is to be replicated from now on."""
+        if self.name.domain is not TopicDomain.SEGMENT:
+            return ""
+        from_start = is_at_start and not self.ledger.has_lost(EARLIEST)
+        sources = self.sequence_store.sources
+        received = {} if sources is None else sources.last_received()
+        return completeness.begun(received, from_start=from_start).note
+
+    def append_marker(self, entry: bytes) -> None:
+        """Store an entry that brokers write for brokers, without a word about what becomes of it.
+
+        Raises as `ManagedLedger.append`, such as for a topic that has ended.
+        """
+        self.ledger.append_all((entry,), ignore)
 
     async def start_of(self, request: CommandSubscribe, inherits: Inherits) -> Position:
         """The start of the subscription, if this SUBSCRIBE creates it.  See `start_position`."""
@@ -490,8 +604,13 @@ class Topic:
     async def create_initial_subscription(self, name: str) -> None:
         """Create the subscription that a PRODUCER names, unless nothing new will be stored.
 
-        Raises `SubscriptionRefused`.
+        Raises `SubscriptionRefused`, `ReservedSubscription`.
         """
+        require_of_clients(name)
+        if not name.strip():
+            raise SubscriptionRefused(
+                "PRODUCER came with an initial subscription of blanks: give it a name, or none."
+            )
         if self.state is not TopicState.OPEN:
             return
         if name not in self.subscriptions and not self.policies.creates_subscriptions:
@@ -502,10 +621,69 @@ class Topic:
         await self.create_subscription(name, EARLIEST)
 
     async def create_subscription(
-        self, name: str, start: Position, *, properties: Mapping[str, str] | None = None
+        self,
+        name: str,
+        start: Position,
+        *,
+        properties: Mapping[str, str] | None = None,
+        replicated: bool = False,
+        completeness: Completeness = INCOMPLETE,
     ) -> Subscription:
-        """Return the durable subscription `name`; it is created at `start` if it is missing."""
-        return await self._work.finish(self._create_subscription(name, start, properties or {}))
+        """Return the durable subscription `name`; it is created at `start` if it is missing.
+
+        A new one has these properties, and the note whether users want it replicated, with what is
+        known of its completeness.
+        """
+        creation = self._create_subscription(
+            name, start, properties or {}, replicated=replicated, completeness=completeness
+        )
+        return (await self._work.finish(creation))[0]
+
+    async def create_missing_subscription(
+        self, name: str, start: Position, *, properties: Mapping[str, str], replicated: bool
+    ) -> Subscription | None:
+        """The same, but None if there is one of that name."""
+        creation = self._create_subscription(name, start, properties, replicated=replicated)
+        subscription, is_new = await self._work.finish(creation)
+        return subscription if is_new else None
+
+    async def open_replicator_cursor(self, name: str, start: Position) -> Subscription:
+        """Return the cursor of a replicator; it is made at `start` if it is missing.
+
+        It has `Cursor.began`.  Raises `MetadataError`, `TopicUnavailable`.
+        """
+        return await self._work.finish(self._open_replicator_cursor(name, start))
+
+    async def _open_replicator_cursor(self, name: str, start: Position) -> Subscription:
+        async with self._subscription_change:
+            if self.closing:
+                raise self._unavailable()
+            if name not in self._replicator_cursors:
+                cursor = await self.ledger.open_cursor(name, start, begins=True)
+                self._replicator_cursors[name] = Subscription(self, name, cursor)
+            found = self._replicator_cursors[name]
+            # Of one that Apache Pulsar or an earlier version made nobody knows what it has sent.
+            found.cursor.begin_here()
+            return found
+
+    async def delete_replicator_cursor(self, name: str) -> None:
+        """Delete the cursor of a replicator: what is stored is not kept for it any more.
+
+        Raises `MetadataError`, and `TopicUnavailable` if the topic is closing: its next owner
+        deletes what is left.
+        """
+        await self._work.finish(self._delete_replicator_cursor(name))
+
+    async def _delete_replicator_cursor(self, name: str) -> None:
+        async with self._subscription_change:
+            cursor = self._replicator_cursors.get(name)
+            if cursor is None:
+                return
+            if self.closing:
+                raise self._unavailable()
+            await self.ledger.delete_cursor(name)
+            del self._replicator_cursors[name]
+            await cursor.close(persist=False)
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
         """Delete a subscription and its cursor.
@@ -530,21 +708,31 @@ class Topic:
             return True
 
     async def _create_subscription(
-        self, name: str, start: Position, properties: Mapping[str, str]
-    ) -> Subscription:
+        self,
+        name: str,
+        start: Position,
+        properties: Mapping[str, str],
+        *,
+        replicated: bool,
+        completeness: Completeness = INCOMPLETE,
+    ) -> tuple[Subscription, bool]:
+        """The durable subscription of a name, and whether it is new."""
         async with self._subscription_change:
             self.require_readable()
             existing = self._subscriptions.get(name)
             if existing is not None and existing.durable:
-                return existing
-            return await self._make_durable(name, start, properties)
+                return existing, False
+            made = await self._make_durable(
+                name, start, properties, replicated=replicated, completeness=completeness
+            )
+            return made, True
 
     async def _unsubscribe(self, name: str, *, force: bool) -> None:
         async with self._subscription_change:
             subscription = self._subscriptions.get(name)
             if subscription is None:
                 raise SubscriptionNotFound(
-                    f"{self.name} has no subscription {name!r}: see its list over REST."
+                    f"{self.name} has no subscription {name!r}: {LIST_SUBSCRIPTIONS}"
                 )
             if subscription.consumers and not force:
                 raise ConsumerBusy(
@@ -557,6 +745,7 @@ class Topic:
         name = subscription.name
         self.client_changes += 1
         del self._subscriptions[name]
+        self._calls.discard(name)
         await subscription.close(persist=False)
         self._past_messages_out += subscription.messages_out_total
         self._past_bytes_out += subscription.bytes_out_total
@@ -600,16 +789,28 @@ class Topic:
                 raise SubscriptionNotFound(
                     f"{self.name} has no subscription {name!r}: create it first."
                 )
-            return await self._make_durable(name, request.start, request.properties)
+            return await self._make_durable(
+                name, request.start, request.properties, replicated=request.replicated
+            )
 
     async def _make_durable(
-        self, name: str, start: Position, properties: Mapping[str, str]
+        self,
+        name: str,
+        start: Position,
+        properties: Mapping[str, str],
+        *,
+        replicated: bool,
+        completeness: Completeness = INCOMPLETE,
     ) -> Subscription:
         if name != COMPACTION_CURSOR:
             self._require_below_maximum()
         # Records of an earlier subscription of that name may be left.
         await forget_subscription(self, name)
-        cursor = await self.ledger.open_cursor(name, start, properties=properties)
+        is_at_start = start == EARLIEST or not self.ledger.entry_count
+        note = self._note_of(completeness, is_at_start=is_at_start) if replicated else ""
+        cursor = await self.ledger.open_cursor(
+            name, start, properties=properties, replicated=replicated, replication_note=note
+        )
         subscription = Subscription(self, name, cursor)
         subscription.read_start = ReadStart.after(start, cursor)
         await subscription.load_transactions()
@@ -627,6 +828,8 @@ class Topic:
     def _keep(self, subscription: Subscription) -> Subscription:
         self._subscriptions[subscription.name] = subscription
         self.client_changes += 1
+        if subscription.cursor.replicated:
+            self.replication.subscriptions_changed()
         subscription.note_use()
         if self.sealed:
             subscription.topic_sealed()
@@ -637,11 +840,13 @@ class Topic:
     def consumer_attached(self, subscription: str, consumer: Consumer) -> None:
         """See `TopicEvents`."""
         self.client_changes += 1
+        self.consumer_count += 1
         self._events.consumer_attached(self, subscription, consumer)
 
     def consumer_closed(self, subscription: str, consumer: Consumer, *, by_command: bool) -> None:
         """See `TopicEvents`."""
         self.client_changes += 1
+        self.consumer_count -= 1
         self._events.consumer_closed(self, subscription, consumer, by_command=by_command)
 
     def subscription_drained(self, subscription: str) -> None:
@@ -700,14 +905,15 @@ class Topic:
         last = await self.ledger.terminate()
         if self.state is TopicState.SEALING:
             self._move(TopicState.SEALED)
+            self.publish_rates.close()
             await self._producers.disconnect_all()
-            for subscription in list(self._subscriptions.values()):
-                subscription.topic_sealed()
+            self._calls.topic_sealed.call_all(self._subscriptions)
+            self.replication.topic_sealed()
             await self.sequence_store.end()
         return last
 
     async def final_sequences(self, segment: SegmentName, changed_ms: int) -> FinalSequences:
-        """The last sequence id of each producer of this sealed segment, its parents' included.
+        """The last sequence ids and ranges of this sealed segment, its parents' included.
 
         `changed_ms` is when the layout change began that seals it.  Raises `SequencesAwaited`,
         `TopicUnavailable` while it is not sealed.
@@ -718,7 +924,7 @@ class Topic:
         if not self.sealed:
             raise self._unavailable()
         await self.sequence_store.wait_inherited()
-        return FinalSequences(self.sequence_store.final(segment, changed_ms))
+        return self.sequence_store.final(segment, changed_ms)
 
     # The end of this instance
 
@@ -730,25 +936,32 @@ class Topic:
         if self.closing:
             return
         self._move(TopicState.CLOSING)
+        self._calls.clear()
         if self._sealing is not None:
             self._sealing.cancel()
+        self.publish_rates.close()
         await self._producers.disconnect_all()
+        await self.replication.close()
         failures: list[MagnetarError] = []
         async with self._subscription_change:
-            for subscription in list(self._subscriptions.values()):
+            for number, subscription in enumerate(self.followers, start=1):
                 try:
                     await subscription.close(persist=True)
                 except MagnetarError as error:
                     failures.append(error)
+                if number % CURSORS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         await self._work.wait()
         self._forget_appends()
         self._forget_read_listener()
+        self._calls.clear()
         for close in (self.buffer.close, self.sequence_store.close, self.ledger.close):
             try:
                 await close()
             except MagnetarError as error:
                 failures.append(error)
         self._publishing.release()
+        self._end_rates()
         self._move(TopicState.CLOSED)
         if failures:
             raise failures[0]

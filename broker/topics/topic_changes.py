@@ -115,6 +115,10 @@ class FollowedChanges:
         """Whether there are changes that were not taken yet."""
         return self._next < self._namespace.end
 
+    def skip(self) -> None:
+        """Take the changes unseen: the topics are listed anew."""
+        self._next = self._namespace.end
+
     async def take(self, pattern: str, select: Select) -> Mapping[str, bool] | None:
         """Take the changes since the last call: whether each name that matches exists now.
 

@@ -9,6 +9,7 @@ from weakref import ref
 import structlog
 
 from broker.policies.applied_policies import AppliedPolicies
+from broker.topics.client_connection import address_of
 from broker.topics.context import TopicContext
 from broker.topics.producer import (
     Producer,
@@ -25,6 +26,7 @@ from broker.topics.producer_access import (
     ProducerFenced,
 )
 from broker.topics.producer_records import ProducerRecords
+from broker.topics.publish_errors import EncryptionRequired, OwnReplicator
 from broker.topics.weak_references import require_present
 from config.bounds import WAITING_PRODUCERS
 from magnetar.background_tasks import BackgroundTasks
@@ -65,6 +67,7 @@ class TopicProducers:
         self._producers: dict[str, Producer] = {}
         self._access = ProducerAccess(records.epoch)
         self._promotions = BackgroundTasks()
+        self._dismissals = BackgroundTasks()
         self._nobody: asyncio.Future[None] | None = None
         self.past_messages_in = 0
         self.past_bytes_in = 0
@@ -90,15 +93,17 @@ class TopicProducers:
         It may lack receipts, so it is admitted even while the topic is sealed.
         """
         name = request.name
-        if request.epoch == 0 or not name:
+        # The sender of another cluster's segment learns from the children what is stored (R4).
+        if request.epoch == 0 or not name or request.source is not None:
             return False
         return name in self._producers or self._records.has_stored(name)
 
     async def add(self, request: ProducerRequest) -> Producer:
         """Admit a producer: it is OPEN then, or WAITING with `ready` to wait for.
 
-        Raises `ProducerBusy`, `ProducerFenced`, and as `require_open`.
+        Raises `ProducerBusy`, `ProducerFenced`, `StaleSender`, and as `require_open`.
         """
+        self._records.require_current(request)
         name = request.name or self._topic.context.producer_names.next()
         now_ms = self._topic.context.clock.now_ms()
         now_s = asyncio.get_running_loop().time()
@@ -148,7 +153,11 @@ class TopicProducers:
     async def disconnect_all(self) -> None:
         """Close all producers, after the receipts of earlier SENDs."""
         self._promotions.cancel()
-        await _dismiss(list(self._producers.values()))
+        await self._dismiss(list(self._producers.values()))
+
+    async def _dismiss(self, producers: Sequence[Producer]) -> None:
+        """Dismiss producers, to the end: one that takes nothing more has to be closed."""
+        await self._dismissals.finish(_dismiss(producers))
 
     # Names
 
@@ -165,6 +174,8 @@ class TopicProducers:
             await holder.idle()
         elif producer.replaces(holder):
             holder.close_at_once()
+        elif producer.succeeds(holder):
+            holder.disconnect()
         elif holder.connection is producer.connection or await holder.connection.is_alive():
             raise ProducerBusy(
                 f"A producer named {producer.name!r} is connected to {self._topic.name}: close "
@@ -182,20 +193,59 @@ class TopicProducers:
                 f"Producer {producer.name!r} was closed while it was being opened: open it again."
             )
 
+    def policies_changed(self) -> None:
+        """Close the producers that do not encrypt, if that is required now."""
+        if self._topic.policies.requires_encryption:
+            for producer in list(self._producers.values()):
+                if not _may_be_encrypted(producer.request):
+                    producer.disconnect()
+
+    def require_allowed(self, request: ProducerRequest) -> None:
+        """Raise for a producer that the topic never takes.
+
+        `EncryptionRequired` for one that does not encrypt, where it must; `OwnReplicator`.
+        """
+        own = self._topic.context.settings.cluster_name
+        if request.source_cluster == own:
+            raise OwnReplicator(
+                f"The replicator {request.name!r:.100} has come back to its own cluster {own!r}: "
+                "correct the URLs of the cluster to which it sends (pulsar-admin clusters update)."
+            )
+        if self._topic.policies.requires_encryption and not _may_be_encrypted(request):
+            raise EncryptionRequired(
+                f"{self._topic.name} takes encrypted messages only, by the policy "
+                "encryptionRequired of its namespace: give the producer an encryption key."
+            )
+
     def _require_below_maximum(self, producer: Producer) -> None:
-        """Raise `ProducerBusy` if there are as many others as the policies allow."""
-        most = self._topic.policies.max_producers
-        if not most:
+        """Raise `ProducerBusy` if there are as many others as the policies and settings allow.
+
+        As in Apache Pulsar, replicators neither count nor are refused.
+        """
+        if producer.source_cluster is not None:
             return
-        others = sum(
-            each.state is not ProducerState.CLOSED
+        most = self._topic.policies.max_producers
+        of_address = self._topic.context.settings.max_same_address_producers_per_topic
+        if not most and not of_address:
+            return
+        others = [
+            each
             for each in self._producers.values()
             if each is not producer
-        )
-        if others >= most:
+            and each.state is not ProducerState.CLOSED
+            and each.source_cluster is None
+        ]
+        if most and len(others) >= most:
             raise ProducerBusy(
-                f"{self._topic.name} has {others} producers, and the maximum is {most}: close "
+                f"{self._topic.name} has {len(others)} producers, and the maximum is {most}: close "
                 "one, or raise maxProducersPerTopic."
+            )
+        address = address_of(producer.connection.remote)
+        from_there = sum(address_of(each.connection.remote) == address for each in others)
+        if of_address and from_there >= of_address:
+            raise ProducerBusy(
+                f"{self._topic.name} has {from_there} producers from {address}, and the maximum is "
+                f"{of_address}: close one, or raise max_same_address_producers_per_topic."
             )
 
     # Access
@@ -231,7 +281,7 @@ class TopicProducers:
                 "producer to compete again."
             )
         )
-        await _dismiss([other for other in self._producers.values() if other is not producer])
+        await self._dismiss([other for other in self._producers.values() if other is not producer])
 
     async def _open(self, producer: Producer) -> None:
         """Open an admitted producer, and count its sequence ids from now on."""
@@ -272,9 +322,17 @@ class TopicProducers:
 
 
 async def _dismiss(producers: Sequence[Producer]) -> None:
-    """Take nothing more from them, answer what is in flight, then send CLOSE_PRODUCER."""
+    """Take nothing more from them, answer what is in flight, then send CLOSE_PRODUCER.
+
+    What waits for a publish rate is dropped: it could keep the caller for any time.
+    """
     for producer in producers:
-        producer.stop_taking()
+        producer.drop_waiting()
     for producer in producers:
         await producer.idle()
         producer.disconnect()
+
+
+def _may_be_encrypted(request: ProducerRequest) -> bool:
+    """Whether a producer encrypts, or is a replicator, which sends messages as they are."""
+    return request.encrypted or request.source_cluster is not None

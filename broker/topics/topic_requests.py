@@ -12,8 +12,8 @@ import structlog
 
 from broker.placement.owner_requests import OwnedRequest
 from broker.placement.typed_request import Request
-from broker.topics.compaction.reserved import require_of_users
-from broker.topics.dispatch.errors import ConsumerBusy
+from broker.topics.compaction.reserved import require_of_clients, require_of_users
+from broker.topics.dispatch.errors import ConsumerBusy, SubscriptionRefused
 from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.internal_stats import internal_stats
 from broker.topics.local_topics import (
@@ -26,10 +26,12 @@ from broker.topics.producer_access import ProducerBusy
 from broker.topics.seek_target import SeekTarget
 from broker.topics.subscription import Subscription
 from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound
+from broker.topics.truncation import move_behind, truncate
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
-from magnetar.protocol.names import TopicName
+from magnetar.protocol.names import TopicDomain, TopicName
 from magnetar.protocol.server_error import MagnetarError, ServerError
 from magnetar.protocol.txn_id import TxnId
+from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 from txn.records import TxnState
 
 A_co = TypeVar("A_co", covariant=True)
@@ -169,7 +171,7 @@ class ViewTopicProperties(TopicRequest[dict[str, str]]):
 
     async def run(self, topics: LocalTopics) -> dict[str, str]:
         """See `properties_of_users`."""
-        return properties_of_users(await topics.open(self.topic))
+        return properties_of_users((await topics.open(self.topic)).ledger.properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +190,12 @@ class ViewInternalStats(TopicRequest[dict[str, object]]):
     """Return PersistentTopicInternalStats, as REST shows them."""
 
     KIND: ClassVar[str] = "topic.internal-stats"
+    with_records: bool = False
 
     async def run(self, topics: LocalTopics) -> dict[str, object]:
         """See `internal_stats`."""
-        return await internal_stats(await topics.open(self.topic))
+        topic = await topics.open(self.topic)
+        return await internal_stats(topic, with_records=self.with_records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,17 @@ class TrimTopic(TopicRequest[None]):
     async def run(self, topics: LocalTopics) -> None:
         """See `ManagedLedger.trim`."""
         await (await topics.open(self.topic)).ledger.trim()
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateTopic(TopicRequest[None]):
+    """Move all subscriptions to the end, and drop what is stored."""
+
+    KIND: ClassVar[str] = "topic.truncate"
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `truncate`."""
+        await truncate(await topics.open(self.topic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,17 +279,23 @@ class CreateTopicSubscription(TopicRequest[bool]):
     properties: Mapping[str, str] = field(default_factory=dict)
     batch_index: int = -1
     excluded: bool = False
+    replicated: bool = False
 
     async def run(self, topics: LocalTopics) -> bool:
         """Make it at the start of the target's entry, and then move it to the target."""
         topic = await topics.open(self.topic)
-        require_of_users(self.name)
+        require_of_clients(self.name)
         if self.name in topic.subscriptions:
             return False
         target = SeekTarget(self.position, self.batch_index, self.excluded)
-        await topic.create_subscription(self.name, target.start, properties=self.properties)
+        made = await topic.create_missing_subscription(
+            self.name, target.start, properties=self.properties, replicated=self.replicated
+        )
+        if made is None:
+            # Somebody else was faster: its position and properties are not to be changed.
+            return False
         if target.within_entry:
-            await target.seek(topic.subscriptions[self.name])
+            await target.seek(made)
         return True
 
 
@@ -292,6 +313,124 @@ class DeleteTopicSubscription(TopicRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class ViewReplicated(TopicRequest[dict[str, bool]]):
+    """Return whether a subscription moves in other clusters too, by the name of its topic.
+
+    Raises `SubscriptionNotFound`.
+    """
+
+    KIND: ClassVar[str] = "topic.replicated"
+    name: str
+
+    async def run(self, topics: LocalTopics) -> dict[str, bool]:
+        """See `Cursor.replicated`."""
+        cursor = subscription_of(await topics.open(self.topic), self.name).cursor
+        return {str(self.topic): cursor.replicated}
+
+
+@dataclass(frozen=True, slots=True)
+class SetReplicated(TopicRequest[None]):
+    """Have a subscription move in other clusters too, or not.  Raises `SubscriptionNotFound`."""
+
+    KIND: ClassVar[str] = "topic.set-replicated"
+    name: str
+    replicated: bool
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `Topic.set_replicated`."""
+        topic = await topics.open(self.topic)
+        await topic.set_replicated(subscription_of(topic, self.name), replicated=self.replicated)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveSubscription(TopicRequest[None]):
+    """Delete a subscription of an ordinary or scalable topic, unless it has consumers.
+
+    Raises `SubscriptionNotFound`, `ConsumerBusy`.
+    """
+
+    KIND: ClassVar[str] = "topic.remove-subscription"
+    name: str
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `Topic.unsubscribe`."""
+        if self.topic.domain is TopicDomain.TOPIC:
+            await topics.scalable.delete_subscription(self.topic, self.name, force=False)
+        else:
+            await (await topics.open(self.topic)).unsubscribe(self.name, force=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SkipBacklog(TopicRequest[None]):
+    """Skip all published messages of a subscription of an ordinary or scalable topic.
+
+    With the name of a replicator's cursor, what is skipped is never sent to its cluster.
+    With an empty name of all subscriptions but `__compaction`.  Messages from the first one of an
+    open transaction on stay: they are not published yet.  Raises `SubscriptionNotFound`,
+    `ReservedSubscription`.
+    """
+
+    KIND: ClassVar[str] = "topic.skip-backlog"
+    name: str
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `move_behind`."""
+        if self.topic.domain is TopicDomain.TOPIC:
+            await topics.scalable.skip_backlog(self.topic, self.name)
+            return
+        topic = await topics.open(self.topic)
+        last, subscriptions = topic.max_read_position(), topic.subscriptions
+        if self.name:
+            if (cursor := topic.replicator_cursors.get(self.name)) is not None:
+                # Its replicator goes on: a seek would have it attach again.
+                await cursor.skip_oldest(cursor.backlog)
+                return
+            subscription = subscription_of(topic, self.name)
+            require_of_users(self.name)
+            await move_behind(topic, subscription, last)
+            return
+        for name in sorted(subscriptions.keys() - {COMPACTION_CURSOR}):
+            if name in subscriptions:
+                await move_behind(topic, subscriptions[name], last)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSubscriptionProperties(TopicRequest[dict[str, str]]):
+    """Return the properties that users gave a subscription.  Raises `SubscriptionNotFound`."""
+
+    KIND: ClassVar[str] = "topic.subscription-properties"
+    name: str
+
+    async def run(self, topics: LocalTopics) -> dict[str, str]:
+        """See `Cursor.properties`."""
+        return dict(subscription_of(await topics.open(self.topic), self.name).cursor.properties)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceSubscriptionProperties(TopicRequest[None]):
+    """Give a subscription these properties and no others.
+
+    Raises `SubscriptionNotFound`, `ReservedSubscription`, and `SubscriptionRefused` for one that is
+    not durable.
+    """
+
+    KIND: ClassVar[str] = "topic.replace-subscription-properties"
+    name: str
+    properties: Mapping[str, str]
+
+    async def run(self, topics: LocalTopics) -> None:
+        """See `Cursor.replace_properties`."""
+        subscription = subscription_of(await topics.open(self.topic), self.name)
+        require_of_users(self.name)
+        if not subscription.durable:
+            raise SubscriptionRefused(
+                f"Subscription {self.name!r} is not durable and has no properties: give them to a "
+                "durable one."
+            )
+        await subscription.cursor.replace_properties(self.properties)
+
+
+@dataclass(frozen=True, slots=True)
 class SeekTopicSubscription(TopicRequest[None]):
     """Move a subscription to the message of a `SeekTarget`.  Raises `SubscriptionNotFound`.
 
@@ -306,7 +445,7 @@ class SeekTopicSubscription(TopicRequest[None]):
 
     async def run(self, topics: LocalTopics) -> None:
         """See `SeekTarget.seek`."""
-        subscription = _subscription(await topics.open(self.topic), self.name)
+        subscription = subscription_of(await topics.open(self.topic), self.name)
         await SeekTarget(self.position, self.batch_index, self.excluded).seek(subscription)
 
 
@@ -324,7 +463,7 @@ class SeekTopicSubscriptionToTime(TopicRequest[None]):
     async def run(self, topics: LocalTopics) -> None:
         """See `first_published_since`."""
         topic = await topics.open(self.topic)
-        subscription = _subscription(topic, self.name)
+        subscription = subscription_of(topic, self.name)
         await subscription.seek(await first_published_since(topic.ledger, self.timestamp_ms))
 
 
@@ -343,7 +482,7 @@ class ExpireMessages(TopicRequest[int]):
     async def run(self, topics: LocalTopics) -> int:
         """See `expire_messages`."""
         topic = await topics.open(self.topic)
-        return await expire_messages(topic, _subscription(topic, self.name), self.before_ms)
+        return await expire_messages(topic, skippable_of(topic, self.name), self.before_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +498,7 @@ class SkipEntries(TopicRequest[int]):
 
     async def run(self, topics: LocalTopics) -> int:
         """See `Subscription.skip_oldest`."""
-        return await _subscription(await topics.open(self.topic), self.name).skip_oldest(self.count)
+        return await skippable_of(await topics.open(self.topic), self.name).skip_oldest(self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,20 +516,26 @@ class ExpireUpTo(TopicRequest[int]):
 
     async def run(self, topics: LocalTopics) -> int:
         """See `Subscription.expire_before`."""
-        subscription = _subscription(await topics.open(self.topic), self.name)
+        subscription = subscription_of(await topics.open(self.topic), self.name)
         if self.excluded or self.position in (EARLIEST, LATEST):
             return await subscription.expire_before(self.position)
-        behind = Position(self.position.ledger_id, self.position.entry_id + 1)
+        behind = self.position.following
         return await subscription.expire_before(behind)
 
 
-def _subscription(topic: Topic, name: str) -> Subscription:
+def subscription_of(topic: Topic, name: str) -> Subscription:
+    """The subscription of that name.  Raises `SubscriptionNotFound`."""
     found = topic.subscriptions.get(name)
     if found is None:
         raise SubscriptionNotFound(
             f"{topic.name} has no subscription {name!r}: create it with PUT."
         )
     return found
+
+
+def skippable_of(topic: Topic, name: str) -> Subscription:
+    """The same, or the cursor of a replicator: what is skipped there is never sent."""
+    return topic.replicator_cursors.get(name) or subscription_of(topic, name)
 
 
 TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyType(
@@ -408,11 +553,18 @@ TOPIC_REQUESTS: Mapping[str, type[Request[LocalTopics, object]]] = MappingProxyT
             ViewInternalStats,
             SealTopic,
             TrimTopic,
+            TruncateTopic,
             CompactTopic,
             ViewCompaction,
             ListTopicSubscriptions,
             CreateTopicSubscription,
             DeleteTopicSubscription,
+            ViewReplicated,
+            SetReplicated,
+            RemoveSubscription,
+            SkipBacklog,
+            ViewSubscriptionProperties,
+            ReplaceSubscriptionProperties,
             SeekTopicSubscription,
             SeekTopicSubscriptionToTime,
             ExpireMessages,

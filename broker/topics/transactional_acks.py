@@ -1,18 +1,19 @@
 """Acknowledgements of a durable subscription that wait for the end of their transactions."""
 
 import asyncio
-import hashlib
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol, Self
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from typing import ClassVar, Protocol, Self, TypeVar
 from weakref import ref
 
 from broker.topics.batch_sizes import BatchSizes
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.dispatcher import Dispatcher
+from broker.topics.dispatch.earlier_messages import EarlierMessages, name_of
 from broker.topics.dispatch.errors import ConsumerNotAllowed, SubscriptionUnavailable
 from broker.topics.dispatch.source import ReadableTopic
 from broker.topics.weak_references import require_present
-from config.bounds import TXN_SLICE_POSITIONS
+from config.bounds import ACKED_AT_ONCE, TXN_SLICE_POSITIONS
 from magnetar.protocol.ids import Position
 from magnetar.protocol.incarnation import INCARNATION
 from magnetar.protocol.txn_id import TxnId
@@ -23,6 +24,8 @@ from txn.pending_ack import PendingAck, bits_of
 from txn.pending_acks import PendingAcks
 from txn.records import AckedPosition
 from txn.segment_owner import SegmentOwner
+
+_T = TypeVar("_T")
 
 
 class AckedTopic(ReadableTopic, Protocol):
@@ -67,8 +70,16 @@ class AckedSubscription(Protocol):
         """The dispatcher; None without consumers."""
         ...
 
+    def now_ms(self) -> int:
+        """The broker's clock."""
+        ...
+
     def wake(self) -> None:
         """Run the dispatcher: something may be sent."""
+        ...
+
+    def note_progress(self) -> None:
+        """Note the time if acknowledgements moved the mark-delete position."""
         ...
 
     def report_end_if_reached(self) -> None:
@@ -76,7 +87,7 @@ class AckedSubscription(Protocol):
         ...
 
 
-_IDENTITY_BYTES = 12
+_RANDOM_BYTES = 8
 _COMMON_BATCH = 4096
 """Bits are made for batches of this size whatever the peer sent; larger ones must send words."""
 
@@ -101,6 +112,7 @@ class TransactionalAcks:
         self._subscription_reference = ref(subscription)
         self._waits = False
         """Whether dispatch waits for the end of another consumer's transaction (A9)."""
+        self.earlier = EarlierMessages(subscription.cursor)
 
     @classmethod
     async def load(cls, subscription: AckedSubscription) -> Self:
@@ -136,43 +148,92 @@ class TransactionalAcks:
         Raises `SubscriptionUnavailable`, and as `PendingAcks.acknowledge`.
         """
         subscription = self._subscription
-
-        def require_consumer() -> None:
-            # Checked again after a wait: the next consumer may have these messages by then.
-            if consumer.closed or subscription.closed:
-                raise SubscriptionUnavailable("The consumer was closed: subscribe again.")
-
-        require_consumer()
+        self._require_consumer(consumer)
         if not acks or (cumulative and len(acks) != 1):
             raise ConsumerNotAllowed(
                 f"An acknowledgement came with {len(acks)} message ids: send one or, if it is not "
                 "cumulative, more."
             )
+        named = self._named(acks)
+        last = named[0].position if cumulative else None
+        task = self.pending.acknowledge(
+            txn,
+            named,
+            cumulative=cumulative,
+            consumer=self._identity(consumer),
+            require=partial(self._require_consumer, consumer, last),
+        )
+        if cumulative:
+            task.add_done_callback(partial(self._acknowledged, consumer, named[0]))
+        consumer.acknowledged_total += self._messages_of(named, cumulative=cumulative)
+        consumer.last_acked_ms = subscription.now_ms()
+        if self._waits:
+            subscription.wake()
+        return task
+
+    def _acknowledged(
+        self, consumer: Consumer, last: AckedPosition, task: "asyncio.Task[None]"
+    ) -> None:
+        """Note that a consumer acknowledged cumulatively, if the task succeeded (L8)."""
+        subscription = self._subscription_reference()
+        if task.cancelled() or task.exception() or subscription is None:
+            return
+        self.earlier.has_none(consumer)
+        if subscription.dispatcher is not None:
+            subscription.dispatcher.acknowledged(consumer, last.position, last.ack_set)
+
+    async def acknowledge_many(
+        self, consumer: Consumer, txn: TxnId, acks: Sequence[tuple[Position, Sequence[int], int]]
+    ) -> asyncio.Task[None]:
+        """As `acknowledge` for individual ones, in slices; returns when all are held, or none."""
+        named: list[AckedPosition] = []
+        async for part in _slices_of(acks):
+            self._require_consumer(consumer)
+            named += self._named(part)
+        task = await self.pending.acknowledge_many(
+            txn,
+            named,
+            consumer=self._identity(consumer),
+            require=partial(self._require_consumer, consumer),
+        )
+        if task.done() and task.exception() is not None:
+            return task
+        async for each in _slices_of(named):
+            consumer.acknowledged_total += self._messages_of(each, cumulative=False)
+        consumer.last_acked_ms = self._subscription.now_ms()
+        if self._waits:
+            self._subscription.wake()
+        return task
+
+    def _require_consumer(self, consumer: Consumer, up_to: Position | None = None) -> None:
+        """Raise if a consumer may not acknowledge; `up_to` is that of a cumulative one."""
+        # Checked again after a wait: the next consumer may have these messages by then.
+        subscription = self._subscription
+        if consumer.closed or subscription.closed:
+            raise SubscriptionUnavailable("The consumer was closed: subscribe again.")
+        dispatcher = subscription.dispatcher
+        if up_to is not None and dispatcher is not None:
+            # L8: what it was sent before another one was active may be used already.
+            dispatcher.require_unused(consumer, up_to)
+            # L9: so may what it was sent before it attached.
+            self.earlier.require_unused(consumer, sent=dispatcher.was_sent(consumer, up_to))
+
+    def _named(self, acks: Sequence[tuple[Position, Sequence[int], int]]) -> list[AckedPosition]:
+        """What is to be held.  Raises `TransactionConflict` for messages that do not exist."""
         # A transaction must not commit an acknowledgement that would be passed over.
-        end = subscription.topic.ledger.last_confirmed
+        end = self._subscription.topic.ledger.last_confirmed
         for position, _, _ in acks:
             if position > end or position.entry_id < 0:
                 raise TransactionConflict(
                     f"There is no message {position.text} to be "
                     "acknowledged: abort the transaction."
                 )
-        named = [
+        return [
             AckedPosition(position, tuple(words), _batch_size(batch_size, words))
             if words
             else AckedPosition(position)
             for position, words, batch_size in acks
         ]
-        task = self.pending.acknowledge(
-            txn,
-            named,
-            cumulative=cumulative,
-            consumer=self._identity(consumer),
-            require=require_consumer,
-        )
-        consumer.acknowledged_total += self._messages_of(named, cumulative=cumulative)
-        if self._waits:
-            subscription.wake()
-        return task
 
     def _messages_of(self, named: Sequence[AckedPosition], *, cumulative: bool) -> int:
         """The messages that are acknowledged, as far as the delivered batches tell."""
@@ -209,13 +270,10 @@ class TransactionalAcks:
         # connection and after a load.  Any other is a new one each time that it attaches: a process
         # with the name of an earlier one knows nothing of that one's transactions.
         if not consumer.identity:
-            incarnation = consumer.metadata.get(INCARNATION)
-            if incarnation is None:
-                bits = self._subscription.topic.context.random.getrandbits(8 * _IDENTITY_BYTES)
-                consumer.identity = f"{bits:0{2 * _IDENTITY_BYTES}x}"
-            else:
-                name = f"{consumer.name}\0{incarnation}".encode()
-                consumer.identity = hashlib.blake2b(name, digest_size=_IDENTITY_BYTES).hexdigest()
+            consumer.identity = name_of(consumer)
+            if INCARNATION not in consumer.metadata:
+                bits = self._subscription.topic.context.random.getrandbits(8 * _RANDOM_BYTES)
+                consumer.identity += f"{bits:0{2 * _RANDOM_BYTES}x}"
         return consumer.identity
 
     # Events of pending acknowledgements
@@ -237,6 +295,10 @@ class TransactionalAcks:
         """See `AckListener`."""
         subscription = self._subscription
         dispatcher, cursor = subscription.dispatcher, subscription.cursor
+        for ack in acks:
+            if ack.cumulative:
+                # L9: others that come back may have these messages in hand.
+                self.earlier.used(ack.consumer, ack.acks[0].position)
         if dispatcher is not None:
             for each in _individual(acks):
                 if cursor.is_acknowledged(each.position):
@@ -245,6 +307,7 @@ class TransactionalAcks:
                     dispatcher.held(each.position, bits_of(each))
             dispatcher.wake()
         self._redeliver_released()
+        subscription.note_progress()
         subscription.report_end_if_reached()
 
     def released(self, acks: Sequence[PendingAck]) -> None:
@@ -283,6 +346,14 @@ class TransactionalAcks:
         rest = positions[slice_size:]
         if rest:
             asyncio.get_running_loop().call_soon(self._redeliver, dispatcher, rest)
+
+
+async def _slices_of(items: Sequence[_T]) -> AsyncIterator[Sequence[_T]]:
+    """Parts of a sequence, one in each turn of the loop."""
+    for first in range(0, len(items), ACKED_AT_ONCE):
+        if first:
+            await asyncio.sleep(0)
+        yield items[first : first + ACKED_AT_ONCE]
 
 
 async def forget_subscription(topic: ReadableTopic, subscription: str) -> None:

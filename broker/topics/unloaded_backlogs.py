@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from broker.topics.replication import is_replicator_cursor
 from broker.topics.topic import Topic
 from config.bounds import UNLOADED_BACKLOGS
 from magnetar.protocol.names import TopicName
@@ -55,7 +56,11 @@ class UnloadedBacklogs:
     def _remember(self, topic_name: TopicName, entries: Mapping[str, int]) -> None:
         name = str(topic_name)
         self.forget(name)
-        entries = {subscription: count for subscription, count in entries.items() if count}
+        entries = {
+            subscription: count
+            for subscription, count in entries.items()
+            if count and not is_replicator_cursor(subscription)
+        }
         if not entries:
             return
         self._by_topic[name] = UnloadedBacklog(str(topic_name.namespace_name), entries)

@@ -58,7 +58,7 @@ class ReadStart:
             return None
         if start == EARLIEST:
             return cls(EARLIEST, cursor.mark_delete)
-        return cls(Position(start.ledger_id, start.entry_id + 1), cursor.mark_delete)
+        return cls(start.following, cursor.mark_delete)
 
     @classmethod
     def at(cls, position: Position, cursor: Cursor) -> "ReadStart | None":
@@ -136,7 +136,7 @@ class CompactedView:
     def next_position(self, position: Position) -> Position:
         """The position to read after `position`."""
         if position < self.horizon:
-            return Position(position.ledger_id, position.entry_id + 1)
+            return position.following
         return self._entries.next_position(position)
 
     def copy(self) -> "CompactedView":

@@ -129,7 +129,7 @@ class _Source:
             ):
                 yield entries
                 last = entries[-1].position
-                start = Position(last.ledger_id, last.entry_id + 1)
+                start = last.following
         start = EARLIEST if self._before is None else ledger.next_position(self._before)
         while entries := await ledger.read(
             start,

@@ -10,7 +10,8 @@ from broker.topics.dispatch.entry_facts import is_marker
 from broker.topics.dispatch.entry_reader import EntryReader
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.source import DispatchedSubscription
-from magnetar.protocol.ids import Position
+from broker.topics.throttle import Throttle
+from magnetar.protocol.ids import EARLIEST, Position
 from storage.managed_ledger.types import Entry
 from txn.held_messages import HeldMessages
 
@@ -45,6 +46,8 @@ class Dispatcher(ABC):
             skip=self._first_to_read,
             ready=self.wake,
         )
+        self.throttle: Throttle | None = None
+        """The rates at which messages are sent; None: without limit."""
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._closed = False
@@ -54,6 +57,16 @@ class Dispatcher(ABC):
     def delayed(self) -> int:
         """Number of entries that were read and are delayed until their time."""
         return 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of entries that were read, or came back, and wait to be sent."""
+        return 0
+
+    @property
+    def blocked_on_unacked(self) -> bool:
+        """Whether no consumer gets messages until some are acknowledged: see `limit_unacked`."""
+        return False
 
     def limit_unacked(self, messages: int) -> None:
         """Send nothing while shared consumers together have so many; 0: without limit.
@@ -69,6 +82,12 @@ class Dispatcher(ABC):
         consumer never delay any.
         """
         return
+
+    def throttle_by(self, throttle: Throttle | None) -> None:
+        """Send at these rates from now on; those of before are waited for no longer."""
+        if self.throttle is not None:
+            self.throttle.close()
+        self.throttle = throttle
 
     # Events
 
@@ -87,7 +106,10 @@ class Dispatcher(ABC):
         """Send what can be sent now, READ_BATCH_ENTRIES at most."""
         if self._closed or not self.consumers:
             return
-        if self._dispatch():
+        throttle = self.throttle
+        if throttle is not None and not throttle.allows():
+            return
+        if self._dispatch() or (throttle is not None and throttle.exhausted):
             self.wake()  # in the next turn, so that the loop goes on
         if self.topic.sealed:
             self.subscription.report_end_if_reached()
@@ -95,6 +117,7 @@ class Dispatcher(ABC):
     def close(self) -> None:
         """Send nothing more."""
         self._closed = True
+        self.throttle_by(None)
         self._stop_listening()
         self.reader.close()
 
@@ -128,6 +151,29 @@ class Dispatcher(ABC):
 
     # Transactions
 
+    def require_unused(self, consumer: Consumer, position: Position) -> None:
+        """Raise `TransactionConflict` if an acknowledgement up to there is refused (L8).
+
+        It would cover messages that the consumer was sent when it was active at an earlier time,
+        and that another one acknowledged since, or has to process now.
+        """
+        return
+
+    def was_sent(self, consumer: Consumer, position: Position) -> bool:
+        """Whether a consumer may have been sent an entry since it attached, and not asked again."""
+        return True
+
+    def may_have_messages(self, consumer: Consumer) -> bool:
+        """Whether a consumer may have messages that it has not acknowledged."""
+        return True
+
+    def acknowledged(self, consumer: Consumer, position: Position, ack_set: Sequence[int]) -> None:
+        """Note that a consumer acknowledged up to there in a transaction; `ack_set`: what is left.
+
+        Dispatchers that many consumers get messages of take no such acknowledgements.
+        """
+        return
+
     def held(self, position: Position, messages: int) -> None:  # noqa: B027 - some keep nothing
         """Note that a transaction holds these messages (bits) of an entry, durably.
 
@@ -150,7 +196,7 @@ class Dispatcher(ABC):
         return held if held is not None and held.any else None
 
     def _unacknowledged_start(self) -> Position:
-        return self.cursor.first_unacknowledged(self.ledger.next_position(self.cursor.mark_delete))
+        return self.cursor.first_unacknowledged(EARLIEST)
 
     def _first_to_read(self, at_or_after: Position) -> Position:
         """The first position at or after that one which is to be read."""
@@ -158,7 +204,10 @@ class Dispatcher(ABC):
 
     def _skip_hidden(self, entry: Entry) -> bool:
         """Acknowledge a special entry that no consumer may see; False for any other entry."""
-        if is_marker(entry.data) or self.topic.is_aborted(entry):
+        if is_marker(entry.data):
+            self.subscription.skip_marker(entry)
+            return True
+        if self.topic.is_aborted(entry):
             self.subscription.skip(entry.position)
             return True
         return False

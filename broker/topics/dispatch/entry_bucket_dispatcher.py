@@ -115,3 +115,5 @@ class EntryBucketDispatcher(KeySharedDispatcher):
         own = (each for each in self.consumers if not transactional.must_wait_for(each, txns))
         self._blocked[position] = bucket
         self._order.block(position, bucket, next(own, None))
+        if not self._order.queued:
+            self.wake()

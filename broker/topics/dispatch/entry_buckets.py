@@ -1,7 +1,7 @@
 """The entry buckets of a segment, shared among Key_Shared consumers (PIP-486).  Pure."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Generic, Protocol, TypeVar
 
@@ -70,6 +70,10 @@ class EntryBuckets(KeyAssignment[C], Generic[C]):
     def bucket(self, entry_hash: int) -> int:
         """The first hash of the bucket of an entry, which stands for the whole bucket."""
         return self._starts[self._number(entry_hash)]
+
+    def ranges(self) -> Iterable[tuple[HashRange, C]]:
+        """See the base class."""
+        return zip(self._table, self._owners, strict=True) if self._owners else ()
 
     def _number(self, entry_hash: int) -> int:
         return max(bisect_right(self._starts, entry_hash) - 1, 0)

@@ -33,6 +33,12 @@ class ConsumerNotAllowed(PeerError):
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
+class SubscriptionRefused(PeerError):
+    """A subscription of that name is of the other durability, or policies do not allow it."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+
 class SubscriptionUnavailable(PeerError):
     """The subscription is being closed, deleted or reset: the client tries again."""
 

@@ -1,6 +1,7 @@
 """Key order of a Key_Shared subscription: pure bookkeeping of key hashes and waiting entries."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 from broker.topics.dispatch.redelivery import ReplayQueue
@@ -21,6 +22,9 @@ class KeyOrder(Generic[C]):
 
     A hash can be *blocked* too, for all but one consumer or for all, by entries that wait for the
     end of a transaction.
+
+    When hashes get other owners, all waiting entries are queued anew by `queue_waiting`, in parts,
+    as they may be a million.  Until then no waiting entry is sent.
     """
 
     def __init__(self, assignment: KeyAssignment[C], *, allow_out_of_order: bool = False) -> None:
@@ -34,6 +38,8 @@ class KeyOrder(Generic[C]):
         # are in `_draining` until the last entry of the holder is settled.
         self._queues: dict[C | None, ReplayQueue] = {}
         self._draining: dict[int, ReplayQueue] = {}
+        self._queueing: Iterator[None] | None = None
+        """Queues one waiting entry in each step; None: all are queued."""
 
     @property
     def waiting(self) -> int:
@@ -44,9 +50,15 @@ class KeyOrder(Generic[C]):
         """The hash of an entry, if it waits."""
         return self._waiting.get(position)
 
+    @property
+    def queued(self) -> bool:
+        """Whether all waiting entries are queued for their owners: see `queue_waiting`."""
+        return self._queueing is None
+
     def has_waiting(self, owner: C) -> bool:
         """Whether an entry waits that `owner` may get now."""
-        queue = self._queues.get(owner)
+        # A lower one of the same hash may not be queued yet.
+        queue = self._queues.get(owner) if self.queued else None
         return queue is not None and bool(len(queue))
 
     def receiver(self, key_hash: int) -> C | None:
@@ -124,7 +136,7 @@ class KeyOrder(Generic[C]):
 
     def first_waiting(self, owner: C) -> Position | None:
         """The lowest waiting entry that `owner` may get now; it stays."""
-        queue = self._queues.get(owner)
+        queue = self._queues.get(owner) if self.queued else None
         return None if queue is None else queue.first()
 
     def is_dense(self, owner: C) -> bool:
@@ -151,8 +163,8 @@ class KeyOrder(Generic[C]):
             self._queue(self.assignment.owner(key_hash)).discard(position)
         return key_hash
 
-    def consumer_left(self, consumer: C, pending: Iterable[tuple[Position, int]]) -> None:
-        """Free the hashes of a consumer that left; its unacknowledged entries wait for others."""
+    def consumer_left(self, consumer: C) -> None:
+        """Free the hashes of a consumer that left; `park` its unacknowledged entries after that."""
         self._holders = {
             key_hash: holder
             for key_hash, holder in self._holders.items()
@@ -161,18 +173,27 @@ class KeyOrder(Generic[C]):
         for blocks in self._blocks.values():
             for position, each in blocks.items():
                 blocks[position] = None if each is consumer else each
-        for position, key_hash in pending:
-            if position not in self._waiting:
-                self._waiting[position] = key_hash
-                self._waiting_of_hash[key_hash] = self._waiting_of_hash.get(key_hash, 0) + 1
         self.assignment_changed()
 
     def assignment_changed(self) -> None:
-        """Queue all waiting entries for their new owners."""
+        """Let all waiting entries be queued for their new owners, by `queue_waiting`."""
         self._queues.clear()
         self._draining.clear()
-        for position, key_hash in self._waiting.items():
-            self._enqueue(position, key_hash)
+        self._queueing = self._queue_all() if self._waiting else None
+
+    def queue_waiting(self, at_most: int) -> bool:
+        """Queue so many of the waiting entries that are not queued; returns `queued`."""
+        steps = self._queueing
+        if steps is not None and sum(1 for _ in islice(steps, at_most)) < at_most:
+            self._queueing = None
+        return self.queued
+
+    def _queue_all(self) -> Iterator[None]:
+        for position in list(self._waiting):
+            key_hash = self._waiting.get(position)
+            if key_hash is not None:  # not acknowledged meanwhile
+                self._enqueue(position, key_hash)
+            yield
 
     def _enqueue(self, position: Position, key_hash: int) -> None:
         owner = self.assignment.owner(key_hash)

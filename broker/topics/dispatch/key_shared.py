@@ -1,5 +1,6 @@
 """Key_Shared: entries of one key go to one consumer, in order, however consumers come and go."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker.topics.consumer import Consumer, KeySharedMode, KeySharedPolicy
@@ -9,8 +10,13 @@ from broker.topics.dispatch.pending import PendingDispatcher
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.selection import AutoSplit, KeyAssignment, StickyRanges
 from broker.topics.dispatch.source import DispatchedSubscription
-from config.bounds import KEY_SHARED_LOOK_AHEAD_ENTRIES, READ_BATCH_ENTRIES
+from config.bounds import (
+    KEY_SHARED_LOOK_AHEAD_ENTRIES,
+    READ_BATCH_ENTRIES,
+    RETURNED_AT_ONCE,
+)
 from magnetar.protocol.ids import Position
+from magnetar.protocol.key_hash import HashRange
 from storage.managed_ledger.types import Entry
 
 
@@ -37,18 +43,29 @@ class KeySharedDispatcher(PendingDispatcher):
         self._aside: dict[Position, int] = {}
         """Hashes of entries that were skipped because a transaction holds them."""
 
+    @property
+    def hash_ranges(self) -> Mapping[Consumer, Sequence[HashRange]]:
+        """The hashes of the keys of each consumer, in ascending order."""
+        return self._order.assignment.ranges_by_owner()
+
+    @property
+    def waiting(self) -> int:
+        """See the base class."""
+        return self._order.waiting
+
     def add(self, consumer: Consumer) -> None:
         """See the base class.  Keys that move to it wait for acknowledgements of the old owner."""
         self._order.assignment.add(consumer, consumer.key_shared.ranges)
         self.consumers.append(consumer)
         self._order.assignment_changed()
+        self.wake()
 
     def remove(self, consumer: Consumer) -> None:
-        """See the base class.  Its entries go to the new owners of its keys at once."""
+        """See the base class.  Its entries go to the new owners of its keys."""
         self.consumers.remove(consumer)
         self._order.assignment.remove(consumer)
-        self._order.consumer_left(consumer, self._take_all_pending(consumer))
-        self.wake()
+        self._order.consumer_left(consumer)
+        self._return_in_slices(self._let_all_wait(self._take_all_pending(consumer)))
 
     def _return(self, consumer: Consumer, position: Position, key_hash: int) -> None:
         self._order.park(position, key_hash)
@@ -97,6 +114,8 @@ class KeySharedDispatcher(PendingDispatcher):
             self.wake()
 
     def _send(self) -> bool:
+        if not self._order.queue_waiting(RETURNED_AT_ONCE):
+            return True
         budget = READ_BATCH_ENTRIES
         for consumer in self.consumers:
             budget -= self._send_waiting(consumer, budget)
@@ -110,7 +129,7 @@ class KeySharedDispatcher(PendingDispatcher):
         order, held, used = self._order, self._held_messages(), 0
         is_dense = partial(order.is_dense, consumer)
         while used < budget and order.has_waiting(consumer):
-            if self._full() or not self._can_receive(consumer):
+            if not self._may_send() or not self._can_receive(consumer):
                 break
             position = order.first_waiting(consumer)
             if position is None or self._must_wait(position):
@@ -142,8 +161,8 @@ class KeySharedDispatcher(PendingDispatcher):
         order, reader, held, used = self._order, self.reader, self._held_messages(), 0
         # Entries of a consumer that cannot receive are parked, so that it does not stop the keys of
         # others.
-        while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES and not self._full():
-            if self._delayed.full:
+        while used < budget and order.waiting < KEY_SHARED_LOOK_AHEAD_ENTRIES:
+            if self._delayed.full or not self._may_send():
                 break
             if not reader.buffer and not (self._any_can_receive() and reader.fill(limit, budget)):
                 break
@@ -180,9 +199,6 @@ class KeySharedDispatcher(PendingDispatcher):
     def _must_wait(self, position: Position) -> bool:
         """Whether no consumer may get an entry now, whatever its key."""
         return False
-
-    def _meets_hold(self, position: Position, key_hash: int) -> None:
-        """Note an entry that was read, of which transactions may hold messages."""
 
     def _any_can_receive(self) -> bool:
         return any(self._can_receive(consumer) for consumer in self.consumers)

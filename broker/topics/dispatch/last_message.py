@@ -40,7 +40,11 @@ class LastMessage:
             if newest is not None:
                 self._note(end, newest.position)
                 return newest
-            up_to, count = topic.ledger.previous_position(first), READ_BATCH_ENTRIES
+            earlier = topic.ledger.previous_position(first)
+            if earlier >= first:
+                # All ledgers are gone, as after a truncation: there is nothing before.
+                break
+            up_to, count = earlier, READ_BATCH_ENTRIES
             await asyncio.sleep(0)
         self._note(end, self._found)
         if self._found is None:

@@ -2,7 +2,9 @@
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import structlog
 
@@ -14,7 +16,7 @@ from broker.topics.dispatch.entry_facts import deliver_at_ms
 from broker.topics.dispatch.entry_reader import GONE, Absent
 from broker.topics.dispatch.redelivery import RedeliveryCounts
 from broker.topics.dispatch.source import DispatchedSubscription
-from config.bounds import READ_BATCH_ENTRIES
+from config.bounds import READ_BATCH_ENTRIES, RETURNED_AT_ONCE
 from magnetar.protocol.ack_set import from_words, to_words
 from magnetar.protocol.ids import Position
 from storage.managed_ledger.types import Entry
@@ -43,11 +45,19 @@ class PendingDispatcher(Dispatcher):
         super().__init__(subscription, counts)
         self.unacked = 0
         self.limit_unacked(subscription.topic.policies.max_unacked_per_subscription)
+        self._room = self._max_unacked
+        """The most unacknowledged messages in this run; 0 once a rate allows no more."""
         policies = subscription.topic.policies
         self._delays = policies.delays_delivery
         self._delayed = DelayedMessages()
         self._timer = DelayTimer(subscription.now_ms, policies.delayed_tick_ms, self.wake)
         self._full_logged = False
+        self._returning: deque[Iterator[None]] = deque()
+        """Entries that are still to come back: each step of an iterator returns one of them."""
+        self._returning_all_of: set[Consumer] = set()
+        """Consumers of which `_returning` has all that they have pending."""
+        self._last_kept = (1, 0)
+        """The value in `Consumer.pending` that was added last; equal ones share it."""
         self._parted: set[Position] = set()
         """Entries whose messages may be pending at several consumers.
 
@@ -59,6 +69,11 @@ class PendingDispatcher(Dispatcher):
     def delayed(self) -> int:
         """See the base class."""
         return len(self._delayed)
+
+    @property
+    def blocked_on_unacked(self) -> bool:
+        """See the base class."""
+        return self.unacked >= self._max_unacked
 
     def limit_unacked(self, messages: int) -> None:
         """See the base class."""
@@ -105,13 +120,17 @@ class PendingDispatcher(Dispatcher):
         """See the base class."""
         super().close()
         self._timer.close()
+        self._returning.clear()
 
     def _dispatch(self) -> bool:
+        if self._returning:
+            return False  # entries that come back are sent first, in the order of their positions
         # A cumulative acknowledgement is of an earlier consumer, of another type.  It may hold any
         # number of entries, so nothing is sent until its transaction has ended.
         held = self._held_messages()
         if held is not None and held.cumulative_transactions:
             return False
+        self._room = self._max_unacked
         more_due = bool(self._delayed) and self._release_due()
         more = self._send()
         if self._delayed:
@@ -119,25 +138,79 @@ class PendingDispatcher(Dispatcher):
         return more or more_due
 
     def redeliver(self, consumer: Consumer, messages: Mapping[Position, int] | None) -> None:
-        """Let messages that `consumer` has pending wait again, in the order of their positions."""
-        wanted = dict.fromkeys(sorted(consumer.pending), -1) if messages is None else messages
-        for position, bits in wanted.items():
-            had, key_hash = consumer.pending.get(position, (0, 0))
-            given = had & bits
-            if not given:
-                continue
-            unacked = given.bit_count()
-            self._debit(consumer, unacked)
-            consumer.redelivered_total += unacked
-            self.counts.raise_for(position)
-            if given == had:
-                del consumer.pending[position]
-                self._return(consumer, position, key_hash)
-            else:
-                consumer.pending[position] = (had ^ given, key_hash)
-                self._parted.add(position)
-                self._let_wait(position, key_hash)
-        self.wake()
+        """Let messages that `consumer` has pending wait again, in the order of their positions.
+
+        Many of them come back in slices, as they may be a million.
+        """
+        if messages is not None:
+            self._return_in_slices(self._redeliver_named(consumer, messages))
+        elif consumer not in self._returning_all_of:
+            self._returning_all_of.add(consumer)
+            self._return_in_slices(self._redeliver_all(consumer))
+
+    def _redeliver_named(
+        self, consumer: Consumer, messages: Mapping[Position, int]
+    ) -> Iterator[None]:
+        for position, bits in messages.items():
+            self._redeliver_one(consumer, position, bits)
+            yield
+
+    def _redeliver_all(self, consumer: Consumer) -> Iterator[None]:
+        for position in list(consumer.pending):
+            self._redeliver_one(consumer, position, -1)
+            yield
+        self._returning_all_of.discard(consumer)
+
+    def _redeliver_one(self, consumer: Consumer, position: Position, bits: int) -> None:
+        had, key_hash = consumer.pending.get(position, (0, 0))
+        given = had & bits
+        if not given:
+            return
+        unacked = given.bit_count()
+        self._debit(consumer, unacked)
+        consumer.redelivered_total += unacked
+        self.counts.raise_for(position)
+        if given == had:
+            del consumer.pending[position]
+            self._return(consumer, position, key_hash)
+        else:
+            consumer.pending[position] = (had ^ given, key_hash)
+            self._parted.add(position)
+            self._let_wait(position, key_hash)
+
+    def _return_in_slices(self, steps: Iterator[None]) -> None:
+        """Let entries come back, RETURNED_AT_ONCE in a turn of the loop; then dispatch goes on."""
+        self._returning.append(steps)
+        if len(self._returning) == 1:
+            self._return_slice()
+
+    def _return_slice(self) -> None:
+        if not self._returning:
+            return  # closed
+        if sum(1 for _ in islice(self._returning[0], RETURNED_AT_ONCE)) < RETURNED_AT_ONCE:
+            self._returning.popleft()
+        if self._returning:
+            self._loop.call_soon(self._return_slice)
+        else:
+            self.wake()
+
+    def _let_all_wait(self, taken: Iterable[tuple[Position, int]]) -> Iterator[None]:
+        """Let the entries of a consumer that left wait.
+
+        Meanwhile some may have been acknowledged, and a transaction may hold others.
+        """
+        for position, key_hash in taken:
+            if not self.cursor.is_acknowledged(position):
+                if self._held_messages() is not None:
+                    self._meets_hold(position, key_hash)
+                if self._all_held(position):
+                    self._keep_hash(position, key_hash)
+                else:
+                    self._let_wait(position, key_hash)
+            yield
+
+    def _meets_hold(self, position: Position, key_hash: int) -> None:
+        """Note an entry of which transactions may hold messages."""
 
     @abstractmethod
     def _redeliver_skipped(self, position: Position) -> None:
@@ -145,7 +218,7 @@ class PendingDispatcher(Dispatcher):
 
     def settled(self, consumer: Consumer | None, position: Position, left: int) -> None:
         """See the base class."""
-        was_full = self._full()
+        was_full = self.blocked_on_unacked
         parted = bool(self._parted) and position in self._parted
         owner = self._owner(consumer, position)
         if owner is not None:
@@ -181,7 +254,7 @@ class PendingDispatcher(Dispatcher):
 
     def held(self, position: Position, messages: int) -> None:
         """See the base class.  The entry's redelivery count is kept."""
-        was_full = self._full() or self._delayed.full
+        was_full = self.blocked_on_unacked or self._delayed.full
         for owner in self._owners(position):
             was_full = was_full or owner.blocked_on_unacked
             self._relieve(owner, position, ~messages)
@@ -265,8 +338,9 @@ class PendingDispatcher(Dispatcher):
             consumer.when_writable(self.wake)
         return False
 
-    def _full(self) -> bool:
-        return self.unacked >= self._max_unacked
+    def _may_send(self) -> bool:
+        """Whether the limits of the subscription, and its rates, allow one more entry now."""
+        return self.unacked < self._room
 
     def _read_again(self, position: Position, is_dense: Callable[[], bool]) -> Entry | None:
         """A waiting entry; None while it is read, and when it is gone (then it is settled)."""
@@ -301,23 +375,29 @@ class PendingDispatcher(Dispatcher):
             if not messages:
                 return False
             unacked = messages.bit_count()
-        consumer.pending[position] = (messages | had, key_hash)
+        kept = (messages | had, key_hash)
+        if kept == self._last_kept:
+            kept = self._last_kept
+        else:
+            self._last_kept = kept
+        consumer.pending[position] = kept
         consumer.unacked += unacked
         self.unacked += unacked
         words = None if messages == every else to_words(messages)
         consumer.deliver(position, data, count, self.counts[position], words)
+        if self.throttle is not None and self.throttle.take(unacked, len(data)):
+            self._room = 0
         return True
 
     def _debit(self, consumer: Consumer, messages: int) -> None:
         consumer.unacked -= messages
         self.unacked -= messages
 
-    def _take_all_pending(self, consumer: Consumer) -> list[tuple[Position, int]]:
+    def _take_all_pending(self, consumer: Consumer) -> Iterator[tuple[Position, int]]:
         """Take everything that a leaving consumer has pending, with hashes."""
-        taken = [(position, key_hash) for position, (_, key_hash) in consumer.pending.items()]
-        consumer.pending.clear()
+        taken, consumer.pending = consumer.pending, {}
         self._debit(consumer, consumer.unacked)
-        return taken
+        return ((position, key_hash) for position, (_, key_hash) in taken.items())
 
     def _owners(self, position: Position) -> list[Consumer]:
         return [each for each in self.consumers if position in each.pending]

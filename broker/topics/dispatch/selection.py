@@ -2,13 +2,18 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Final, Generic, Protocol, TypeVar
 
 from broker.topics.dispatch.errors import ConsumerAssignError
+from config.bounds import RING_DISTANCES
 from magnetar.protocol.key_hash import KEY_SPACE, HashRange, key_hash
+from magnetar.protocol.names import TopicName
 
 POINTS_PER_CONSUMER: Final = 100
+_RING: Final = 2**31
+"""Pulsar leaves out the highest bit of the hashes of topics and consumers."""
 
 
 class Candidate(Protocol):
@@ -28,18 +33,33 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-def choose_active(consumers: Sequence[C], partition_index: int) -> C:
+def choose_active(consumers: Sequence[C], topic: TopicName) -> C:
     """The active one of a Failover subscription's consumers, of which there is at least one.
 
-    Of the consumers of the best priority level (the lowest number), ordered by name, the index of
-    the partition picks one, so that partitions spread; without partition it is the first.
+    Only consumers of the best priority level (the lowest number) count.  The index of the partition
+    picks one of them, ordered by name, so that partitions spread.  Of a topic that is no partition
+    it is the one that follows the topic on a ring of their names, so that topics spread.
     """
     best = min(consumer.priority_level for consumer in consumers)
     ranked = sorted(
         (consumer for consumer in consumers if consumer.priority_level == best),
         key=lambda consumer: consumer.name,
     )
-    return ranked[partition_index % len(ranked) if partition_index >= 0 else 0]
+    if topic.partition_index is not None:
+        return ranked[topic.partition_index % len(ranked)]
+    name = str(topic)
+    # Of several at one point the last one counts: of two with one name the newer one.
+    return min(reversed(ranked), key=lambda consumer: _ring_distance(consumer.name, name))
+
+
+@lru_cache(RING_DISTANCES)
+def _ring_distance(consumer: str, topic: str) -> int:
+    """How far the first of a consumer's points on Pulsar's ring is behind that of a topic."""
+    place = key_hash(topic.encode())
+    return min(
+        (key_hash(f"{consumer}{index}".encode()) - place) % _RING
+        for index in range(POINTS_PER_CONSUMER)
+    )
 
 
 class Rotation(Generic[C]):
@@ -106,6 +126,21 @@ class KeyAssignment(ABC, Generic[C]):
     def owner(self, key_hash: int) -> C | None:
         """The owner of the hash, if it has one."""
 
+    @abstractmethod
+    def ranges(self) -> Iterable[tuple[HashRange, C]]:
+        """The hashes that have an owner, in ascending order, with it."""
+
+    def ranges_by_owner(self) -> dict[C, list[HashRange]]:
+        """The hashes of each owner, in ascending order; ranges that touch are one."""
+        found: dict[C, list[HashRange]] = {}
+        for (first, last), owner in self.ranges():
+            own = found.setdefault(owner, [])
+            if own and own[-1][1] + 1 == first:
+                own[-1] = (own[-1][0], last)
+            else:
+                own.append((first, last))
+        return found
+
 
 class AutoSplit(KeyAssignment[C]):
     """AUTO_SPLIT: consistent hashing; every consumer owns the arcs before its points on a ring.
@@ -135,6 +170,15 @@ class AutoSplit(KeyAssignment[C]):
             return None
         index = bisect_left(self._points, key_hash)
         return self._owners[index if index < len(self._owners) else 0]
+
+    def ranges(self) -> Iterable[tuple[HashRange, C]]:
+        """See the base class."""
+        first = 0
+        for point, owner in zip(self._points, self._owners, strict=True):
+            yield (first, point), owner
+            first = point + 1
+        if self._owners and first < KEY_SPACE:
+            yield (first, KEY_SPACE - 1), self._owners[0]
 
     def _rebuild(self) -> None:
         """Compute the points; of two on one point the first by name counts, then the older."""
@@ -195,6 +239,10 @@ class StickyRanges(KeyAssignment[C]):
             return None
         _, end, consumer = self._ranges[index]
         return consumer if key_hash <= end else None
+
+    def ranges(self) -> Iterable[tuple[HashRange, C]]:
+        """See the base class."""
+        return (((start, end), consumer) for start, end, consumer in self._ranges)
 
     def _set(self, ranges: list[tuple[int, int, C]]) -> None:
         self._ranges = sorted(ranges, key=lambda item: item[0])

@@ -25,18 +25,21 @@ class SharedDispatcher(PendingDispatcher):
         self._rotation: Rotation[Consumer] = Rotation()
         self._replay = ReplayQueue()
 
+    @property
+    def waiting(self) -> int:
+        """See the base class."""
+        return len(self._replay)
+
     def add(self, consumer: Consumer) -> None:
         """See the base class.  Its turn comes after those of the present consumers."""
         self.consumers.append(consumer)
         self._rotation.add(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """See the base class.  Its entries go to the others at once."""
+        """See the base class.  Its entries go to the others."""
         self.consumers.remove(consumer)
         self._rotation.remove(consumer)
-        for position, key_hash in self._take_all_pending(consumer):
-            self._let_wait(position, key_hash)
-        self.wake()
+        self._return_in_slices(self._let_all_wait(self._take_all_pending(consumer)))
 
     def _return(self, consumer: Consumer, position: Position, key_hash: int) -> None:
         self._replay.add(position)
@@ -64,13 +67,13 @@ class SharedDispatcher(PendingDispatcher):
         budget = READ_BATCH_ENTRIES
         served: dict[Consumer, None] = {}
         more = True
-        while more and budget and not self._full():
+        while more and budget and self._may_send():
             consumer = self._rotation.next(self._can_receive)
             if consumer is None:
                 break
             served[consumer] = None
             run, used = min(budget, ROUND_ROBIN_RUN_ENTRIES), 0
-            while used < run and consumer.can_receive() and not self._full():
+            while used < run and consumer.can_receive() and self._may_send():
                 entry = self._next(limit)
                 if entry is None:
                     if not used:

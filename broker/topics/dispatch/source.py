@@ -97,11 +97,6 @@ class DispatchedSubscription(Protocol):
         ...
 
     @property
-    def partition_index(self) -> int:
-        """Index of the topic's partition; -1 if it is no partition."""
-        ...
-
-    @property
     def messages_held(self) -> HeldMessages | None:
         """Messages that open transactions acknowledged; None for a non-durable subscription."""
         ...
@@ -122,6 +117,10 @@ class DispatchedSubscription(Protocol):
 
     def skip(self, position: Position) -> None:
         """Acknowledge an entry that no consumer may see."""
+        ...
+
+    def skip_marker(self, entry: Entry) -> None:
+        """The same, for a marker: a snapshot of replicated subscriptions is remembered."""
         ...
 
     def report_end_if_reached(self) -> None:

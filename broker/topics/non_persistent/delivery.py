@@ -11,6 +11,7 @@ from broker.topics.dispatch.selection import (
     StickyRanges,
     choose_active,
 )
+from magnetar.protocol.names import TopicName
 
 
 class Delivery(ABC):
@@ -47,9 +48,9 @@ class Delivery(ABC):
 class ActiveDelivery(Delivery):
     """Exclusive and Failover: the active consumer gets everything."""
 
-    def __init__(self, partition_index: int, *, failover: bool) -> None:
+    def __init__(self, topic: TopicName, *, failover: bool) -> None:
         super().__init__()
-        self._partition_index = partition_index
+        self._topic = topic
         self._failover = failover
         self._active: Consumer | None = None
 
@@ -93,7 +94,7 @@ class ActiveDelivery(Delivery):
     def _choose(self) -> None:
         if not self.consumers:
             return
-        chosen = choose_active(self.consumers, self._partition_index)
+        chosen = choose_active(self.consumers, self._topic)
         if chosen is self._active:
             return
         self._active = chosen
@@ -151,10 +152,10 @@ class KeySharedDelivery(Delivery):
         return owner if owner is not None and owner.can_receive() else None
 
 
-def delivery_of(kind: SubscriptionType, policy: KeySharedPolicy, partition_index: int) -> Delivery:
-    """The delivery of a subscription of this type."""
+def delivery_of(kind: SubscriptionType, policy: KeySharedPolicy, topic: TopicName) -> Delivery:
+    """The delivery of a subscription of this type on a topic."""
     if kind is SubscriptionType.SHARED:
         return SharedDelivery()
     if kind is SubscriptionType.KEY_SHARED:
         return KeySharedDelivery(policy)
-    return ActiveDelivery(partition_index, failover=kind is SubscriptionType.FAILOVER)
+    return ActiveDelivery(topic, failover=kind is SubscriptionType.FAILOVER)

@@ -8,9 +8,15 @@ from typing import Final
 from broker.topics.client_connection import ClientConnection
 from broker.topics.dispatch.entry_facts import facts_of
 from broker.topics.producer import Producer
-from broker.topics.publish_errors import KEEPS_PRODUCER, MessageRefused
+from broker.topics.publish_errors import (
+    KEEPS_PRODUCER,
+    EncryptionRequired,
+    MessageRefused,
+    require_encrypted,
+)
 from broker.topics.publishing import refuse_damaged
 from config.bounds import ENTRY_HEADROOM
+from magnetar.protocol.ack_set import MAX_BATCH_SIZE
 from magnetar.protocol.frames import FrameError
 from magnetar.protocol.hot_frames import encode_send_receipts
 from magnetar.protocol.message import parse_metadata, transaction_named_by
@@ -66,12 +72,17 @@ class NonPersistentPublishing:
         self._deliver = deliver
         self._flush = flush
         self._largest = 0
+        self._requires_encryption = False
         self._waiting: deque[_Waiting] = deque()
         self._scheduled = False
 
     def limit_messages(self, payload_bytes: int) -> None:
         """Refuse messages with larger payloads."""
         self._largest = payload_bytes + ENTRY_HEADROOM
+
+    def require_encryption(self, required: bool) -> None:
+        """Refuse messages that are not encrypted; the metadata of every SEND is parsed then."""
+        self._requires_encryption = required
 
     @property
     def busy(self) -> bool:
@@ -128,14 +139,17 @@ class NonPersistentPublishing:
                 f"The message has {len(entry)} bytes, and {self._largest} are the most: send it "
                 "in chunks, or compressed."
             )
-        if send.plain:
+        if send.plain and not self._requires_encryption:
             return None
         try:
-            in_transaction = (
-                send.txnid is not None or transaction_named_by(parse_metadata(entry)) is not None
-            )
+            metadata = parse_metadata(entry)
+            if self._requires_encryption:
+                require_encrypted(metadata)
         except FrameError as error:
             return MessageRefused(str(error))
+        except EncryptionRequired as error:
+            return error
+        in_transaction = send.txnid is not None or transaction_named_by(metadata) is not None
         if in_transaction:
             return MessageRefused(
                 "A non-persistent topic takes part in no transaction: send without one."
@@ -165,7 +179,8 @@ class NonPersistentPublishing:
                 self._deliver(entry, count)
                 receipts.add(producer, send, 0)
             elif refusal is None:
-                producer.messages_dropped += max(send.num_messages, 1)
+                count = send.num_messages
+                producer.messages_dropped += count if 0 < count <= MAX_BATCH_SIZE else 1
                 receipts.add(producer, send, _DROPPED_ID)
             else:
                 receipts.flush()

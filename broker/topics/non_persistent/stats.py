@@ -5,7 +5,13 @@ import asyncio
 from broker.topics.non_persistent.subscription import NonPersistentSubscription
 from broker.topics.non_persistent.topic import NonPersistentTopic
 from broker.topics.producer import Producer
-from broker.topics.topic_stats import consumer_stats, producer_rates, publisher_stats
+from broker.topics.topic_stats import (
+    DROPPED,
+    consumer_stats,
+    producer_rates,
+    publisher_stats,
+    replication_stats,
+)
 from broker.topics.traffic import Traffic, outgoing_members
 
 
@@ -23,13 +29,14 @@ def non_persistent_topic_stats(topic: NonPersistentTopic, owner: str) -> dict[st
         "msgOutCounter": messages_out,
         "bytesOutCounter": bytes_out,
         "storageSize": 0,
+        "publishRateLimitedTimes": topic.publish_rates.times_limited,
         "backlogSize": 0,
-        "publishers": [_publisher(producer, now_s) for producer in producers],
+        "publishers": [_publisher(each, now_s) for each in producers if not each.source_cluster],
         "subscriptions": {
             name: _subscription(subscription, now_s)
             for name, subscription in topic.subscriptions.items()
         },
-        "replication": {},
+        "replication": _replication(topic, now_s),
         "topicCreationTimeStamp": topic.created_ms,
         "ownerBroker": owner,
     }
@@ -47,6 +54,15 @@ def non_persistent_internal_stats(topic: NonPersistentTopic) -> dict[str, object
 def drop_rate(subscription: NonPersistentSubscription, now_s: float) -> float:
     """Messages that a subscription could not deliver, per second."""
     return subscription.rate_sampler.rates(now_s, subscription.traffic)[-1]
+
+
+def _replication(topic: NonPersistentTopic, now_s: float) -> dict[str, dict[str, object]]:
+    """ReplicatorStats by cluster, and what was not sent to it."""
+    sent = topic.replication.outbound_stats(now_s)
+    found = replication_stats(topic.producers.values(), now_s, sent)
+    for cluster, each in sent.items():
+        found[cluster].update(zip(DROPPED, (each.dropped_per_s, each.dropped), strict=True))
+    return found
 
 
 def _publisher(producer: Producer, now_s: float) -> dict[str, object]:

@@ -7,7 +7,6 @@ from weakref import ref
 
 import structlog
 
-from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.consumer import (
     Ack,
     Consumer,
@@ -17,17 +16,16 @@ from broker.topics.consumer import (
     SubscriptionType,
 )
 from broker.topics.consumer_admission import (
+    AdmittingTopic,
     remove_if_silent,
     require_agreement,
     require_below_maximums,
 )
-from broker.topics.context import TopicContext
 from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotAllowed, SubscriptionUnavailable
 from broker.topics.non_persistent.delivery import Delivery, delivery_of
 from broker.topics.rates import RateSampler
 from broker.topics.weak_references import require_present
 from magnetar.protocol.ids import Position
-from magnetar.protocol.names import TopicName
 from magnetar.protocol.txn_id import TxnId
 from txn.errors import TransactionConflict
 
@@ -37,31 +35,15 @@ MESSAGE_POSITION: Final = Position(0, 0)
 """The id of every message, as in Pulsar."""
 
 
-class NonPersistentlySubscribed(Protocol):
+class NonPersistentlySubscribed(AdmittingTopic, Protocol):
     """The topic of a subscription."""
-
-    @property
-    def name(self) -> TopicName:
-        """Name of the topic."""
-        ...
-
-    @property
-    def context(self) -> TopicContext:
-        """Services that all topics use."""
-        ...
-
-    @property
-    def policies(self) -> AppliedPolicies:
-        """The policies in force."""
-        ...
-
-    @property
-    def consumer_count(self) -> int:
-        """The number of attached consumers of all subscriptions."""
-        ...
 
     async def unsubscribe(self, name: str, *, force: bool) -> None:
         """Delete a subscription."""
+        ...
+
+    def consumer_attached(self) -> None:
+        """Note that a consumer was added to a subscription."""
         ...
 
     def consumer_left(self, subscription: str) -> None:
@@ -95,7 +77,7 @@ class NonPersistentSubscription:
         properties: Mapping[str, str],
     ) -> None:
         self._topic_reference = ref(topic)
-        self._topic_name = topic.name
+        self.topic_name = topic.name
         self.name = name
         self.durable = durable
         self.properties = dict(properties)
@@ -182,7 +164,7 @@ class NonPersistentSubscription:
         """
         if request.key_shared.entry_buckets:
             raise ConsumerNotAllowed(
-                f"{self._topic_name} has no entry buckets: subscribe without entryBucketDispatch."
+                f"{self.topic_name} has no entry buckets: subscribe without entryBucketDispatch."
             )
         checked: set[Consumer] = set()
         while (holder := self._holder_of_place(request)) is not None:
@@ -209,10 +191,10 @@ class NonPersistentSubscription:
 
     def _attach(self, request: SubscribeRequest) -> Consumer:
         topic = self._topic
-        require_below_maximums(self, topic.name, topic.policies, topic.consumer_count)
+        require_below_maximums(self, topic, request)
         delivery = self._delivery
         if delivery is None:
-            delivery = delivery_of(request.type, request.key_shared, self.partition_index)
+            delivery = delivery_of(request.type, request.key_shared, topic.name)
         consumer = Consumer(request, self)
         delivery.add(consumer)
         if self._delivery is None:
@@ -221,6 +203,7 @@ class NonPersistentSubscription:
         consumer.forget_connection = request.connection.on_close(
             lambda: self.remove_consumer(consumer, by_command=False)
         )
+        topic.consumer_attached()
         return consumer
 
     def consumer_opened(self, consumer: Consumer) -> None:
@@ -274,8 +257,14 @@ class NonPersistentSubscription:
     ) -> asyncio.Task[None]:
         """Raise `TransactionConflict`, as in Pulsar."""
         raise TransactionConflict(
-            f"{self._topic_name} keeps no acknowledgements: acknowledge without a transaction."
+            f"{self.topic_name} keeps no acknowledgements: acknowledge without a transaction."
         )
+
+    async def acknowledge_many_in(
+        self, consumer: Consumer, txn: TxnId, acks: Sequence[Ack]
+    ) -> asyncio.Task[None]:
+        """Raise `TransactionConflict`, as in Pulsar."""
+        return self.acknowledge_in(consumer, txn, acks, cumulative=False)
 
     def redeliver(
         self, consumer: Consumer, messages: Mapping[Position, int] | None, epoch: int | None
@@ -296,7 +285,7 @@ class NonPersistentSubscription:
     async def newest_message_of(self, consumer: Consumer) -> NewestMessage:
         """Raise `ConsumerNotAllowed`: there is no last message."""
         raise ConsumerNotAllowed(
-            f"{self._topic_name} stores nothing, so it has no last message id: use a persistent "
+            f"{self.topic_name} stores nothing, so it has no last message id: use a persistent "
             "topic for that."
         )
 

@@ -2,19 +2,27 @@
 
 import asyncio
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from broker.policies.applied_policies import AppliedPolicies
 from broker.topics.consumer import Consumer, SubscribeRequest
+from broker.topics.consumer_admission import require_rate
 from broker.topics.context import TopicContext
-from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotAllowed
+from broker.topics.dispatch.errors import (
+    ConsumerBusy,
+    ConsumerNotAllowed,
+    SubscriptionRefused,
+)
 from broker.topics.dispatch.start_position import Inherits
 from broker.topics.non_persistent.publishing import MessagesInFlight, NonPersistentPublishing
 from broker.topics.non_persistent.subscription import NonPersistentSubscription
 from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.producer_records import NoProducerRecords
-from broker.topics.rates import RateSampler
-from broker.topics.topic import SubscriptionNotFound, SubscriptionRefused, TopicUnavailable
+from broker.topics.publish_throttle import Publishing, PublishRates
+from broker.topics.rates import RateSampler, sample_topic, topic_traffic
+from broker.topics.replication import NonPersistentReplication, NoReplication
+from broker.topics.subscribe_limit import SubscribeLimit
+from broker.topics.topic import LIST_SUBSCRIPTIONS, SubscriptionNotFound, TopicUnavailable
 from broker.topics.topic_producers import TopicProducers
 from config.bounds import MAX_MESSAGE_SIZE
 from magnetar.protocol.ids import LATEST, Position
@@ -62,17 +70,29 @@ class NonPersistentTopic:
         self.used_s = now_s
         """Time of the last request for the topic or end of a client, of the event loop."""
         self._subscriptions: dict[str, NonPersistentSubscription] = {}
+        self.consumer_count = 0
+        """Attached consumers, those of readers included."""
         self._producers = TopicProducers(self, NoProducerRecords())
         self._publishing = NonPersistentPublishing(in_flight, self._deliver, self._flush)
-        self._past_messages_out = self._past_bytes_out = 0
+        self.replication: NonPersistentReplication = NoReplication()
+        """What is sent to other clusters."""
+        self._past_out = 0, 0
+        """Messages and bytes that subscriptions sent which are gone."""
         self.entries_total = 0
         """Entries that were delivered or dropped since the topic was made."""
         self.rate_sampler = RateSampler(now_s, len(self.traffic))
         """Samples `traffic`: see `broker.topics.rate_timer`."""
-        self.publish = self._publishing.publish
-        self.refuse = self._publishing.refuse
-        self.damaged = self._publishing.damaged
+        self._subscribe_limit = SubscribeLimit()
+        self.publish_rates = PublishRates(
+            self._publishing, context.throttled_sends, context.publish_limit, self._publish_by
+        )
         self.apply_policies(self.policies)
+
+    def _publish_by(self, path: Publishing) -> None:
+        """Serve all SENDs by this path from now on."""
+        self.publish = path.publish
+        self.refuse = path.refuse
+        self.damaged = path.damaged
 
     # Queries
 
@@ -97,23 +117,9 @@ class NonPersistentTopic:
         return self._producers.by_name
 
     @property
-    def consumer_count(self) -> int:
-        """The number of attached consumers, those of readers included."""
-        return sum(len(each.consumers) for each in self._subscriptions.values())
-
-    @property
     def traffic(self) -> tuple[int, int, int, int]:
         """The counters of which rates are taken, in the order of `Traffic`."""
-        messages_in, bytes_in = self._producers.past_messages_in, self._producers.past_bytes_in
-        for producer in self.producers.values():
-            messages_in += producer.messages_in
-            bytes_in += producer.bytes_in
-        messages_out, bytes_out = self._past_messages_out, self._past_bytes_out
-        for subscription in self._subscriptions.values():
-            messages, size_bytes, _ = subscription.traffic
-            messages_out += messages
-            bytes_out += size_bytes
-        return messages_in, bytes_in, messages_out, bytes_out
+        return topic_traffic(self._producers, self._subscriptions, self._past_out)
 
     @property
     def messages_dropped_total(self) -> int:
@@ -121,18 +127,25 @@ class NonPersistentTopic:
         now = sum(producer.messages_dropped for producer in self.producers.values())
         return self._producers.past_messages_dropped + now
 
-    def sample_rates(self, now_s: float) -> None:
-        """Read the counters of the topic, its subscriptions and its clients."""
-        for producer in self.producers.values():
-            producer.rate_sampler.sample(now_s, producer.traffic)
-        for subscription in self._subscriptions.values():
-            subscription.sample_rates(now_s)
-        self.rate_sampler.sample(now_s, self.traffic)
+    def sample_rates(self, now_s: float) -> Iterator[None]:
+        """Read the counters of the topic, its subscriptions and its clients, one in each step."""
+        self.replication.sample_rates(now_s)
+        return sample_topic(
+            self.rate_sampler, now_s, self._producers, self._subscriptions, self._past_out
+        )
 
     def apply_policies(self, policies: AppliedPolicies) -> None:
-        """Use these policies from now on.  Attached clients stay, also above a maximum."""
+        """Use these policies from now on.  Attached clients stay, also above a maximum.
+
+        Only producers that do not encrypt are closed where that is required.
+        """
         self.policies = policies
+        self._publishing.require_encryption(policies.requires_encryption)
+        self._producers.policies_changed()
         self._publishing.limit_messages(policies.max_message_bytes or MAX_MESSAGE_SIZE)
+        self.publish_rates.apply(policies.publish_rate)
+        self._subscribe_limit.apply(policies.subscribe_rate)
+        self.replication.apply()
 
     # Messages
 
@@ -140,6 +153,7 @@ class NonPersistentTopic:
         self.entries_total += 1
         for subscription in self._subscriptions.values():
             subscription.deliver(data, message_count)
+        self.replication.send(data)
 
     def _flush(self) -> None:
         for subscription in self._subscriptions.values():
@@ -148,12 +162,19 @@ class NonPersistentTopic:
     # Producers
 
     def require_open(self, request: ProducerRequest) -> None:
-        """Raise `TopicUnavailable` unless the topic takes this producer."""
+        """Raise unless the topic takes this producer.
+
+        `TopicUnavailable`, `EncryptionRequired`, `OwnReplicator`.
+        """
         self._require_open()
+        self._producers.require_allowed(request)
+
+    async def require_room(self) -> None:
+        """Do nothing: no backlog is stored."""
 
     async def add_producer(self, request: ProducerRequest) -> Producer:
         """Attach a producer by its access mode: see `ServedTopic`."""
-        self._require_open()
+        self.require_open(request)
         return await self._producers.add(request)
 
     def producer_gone(self, producer: Producer) -> None:
@@ -183,6 +204,7 @@ class NonPersistentTopic:
                 f"{request.type.label} subscriptions are not enabled on {self.name}: use one of "
                 f"{', '.join(sorted(self.policies.subscription_types))}."
             )
+        require_rate(self._subscribe_limit, self.name, request)
         subscription = self._subscriptions.get(request.subscription)
         if subscription is not None:
             return await subscription.add_consumer(request)
@@ -214,7 +236,7 @@ class NonPersistentTopic:
         subscription = self._subscriptions.get(name)
         if subscription is None:
             raise SubscriptionNotFound(
-                f"{self.name} has no subscription {name!r}: see its list over REST."
+                f"{self.name} has no subscription {name!r}: {LIST_SUBSCRIPTIONS}"
             )
         if subscription.consumers and not force:
             raise ConsumerBusy(
@@ -223,8 +245,13 @@ class NonPersistentTopic:
         self._forget(name)
         subscription.close()
 
+    def consumer_attached(self) -> None:
+        """Note that a consumer was added to a subscription."""
+        self.consumer_count += 1
+
     def consumer_left(self, subscription: str) -> None:
         """Note that a consumer left; the subscription of a reader ends with it."""
+        self.consumer_count -= 1
         self._note_use()
         found = self._subscriptions.get(subscription)
         if found is not None and not found.durable:
@@ -238,8 +265,7 @@ class NonPersistentTopic:
 
     def _forget(self, name: str) -> None:
         messages, size_bytes, _ = self._subscriptions.pop(name).traffic
-        self._past_messages_out += messages
-        self._past_bytes_out += size_bytes
+        self._past_out = self._past_out[0] + messages, self._past_out[1] + size_bytes
         self._note_use()
 
     # The end of this instance
@@ -249,9 +275,11 @@ class NonPersistentTopic:
         if self.closing:
             return
         self._move(NonPersistentTopicState.CLOSING)
+        self.publish_rates.close()
         await self._producers.disconnect_all()
         for name in list(self._subscriptions):
             self._subscriptions[name].close()
+        await self.replication.close()
         self._move(NonPersistentTopicState.CLOSED)
 
     def _note_use(self) -> None:

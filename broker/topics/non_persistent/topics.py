@@ -13,6 +13,7 @@ from broker.topics.context import TopicContext
 from broker.topics.non_persistent.publishing import MessagesInFlight
 from broker.topics.non_persistent.topic import NonPersistentTopic
 from broker.topics.partitions import PartitionedTopics
+from broker.topics.replication import NonPersistentReplication, NoReplication
 from broker.topics.topic import TopicNotFound, TopicUnavailable
 from config.bounds import NON_PERSISTENT_CHECK_S, NON_PERSISTENT_TOPIC_IDLE_S
 from magnetar.background_tasks import BackgroundTasks
@@ -52,6 +53,8 @@ class NonPersistentTopics:
         self._work = BackgroundTasks(
             log, failure_event="background_work_failed", expected=(MagnetarError,)
         )
+        self.replicate: Callable[[NonPersistentTopic], NonPersistentReplication] = NoReplication.of
+        """Makes the replication of a topic."""
         self._closed = False
         self._forget_owners = placement.on_change(self._owner_changed)
         policies.on_change(self._policies_changed)
@@ -101,6 +104,8 @@ class NonPersistentTopics:
             raise TopicUnavailable(f"{name} is not served here any more: connect again.")
         await self._placement.acquire(name)
         topic = self._topics[str(name)] = NonPersistentTopic(self._context, name, self._in_flight)
+        topic.replication = self.replicate(topic)
+        topic.replication.apply()
         log.debug("non_persistent_topic_made", topic=str(name))
         self._owner_changed(name)  # it may have been lost while it was acquired
         return topic

@@ -10,7 +10,9 @@ from broker.policies.applied_policies import broker_policies
 from broker.topics.closed_consumers import ClosedConsumers
 from broker.topics.consumer import Consumer, KeySharedPolicy, SubscribeRequest, SubscriptionType
 from broker.topics.dispatch.last_message import LastMessage
+from broker.topics.replication import NoReplication
 from broker.topics.subscription import Subscription
+from broker.topics.throttle import RateLimit
 from broker.topics.topic import Topic
 from broker.wire.connection import Connection
 from config.settings import load_settings
@@ -107,11 +109,15 @@ class FakeCursor:
         self.partial: dict[Position, int] = {}
         self.mark_delete = Position(1, -1)
         self.unused_since_ms: int | None = None
+        self.notes: tuple[int, ...] = ()
         self.persisted = 0
 
     @property
     def backlog(self) -> int:
         return sum(1 for entry in self.ledger.entries if not self.is_acknowledged(entry.position))
+
+    def set_notes(self, notes: tuple[int, ...]) -> None:
+        self.notes = notes
 
     def is_acknowledged(self, position: Position) -> bool:
         return position <= self.mark_delete or position in self.acked
@@ -178,6 +184,9 @@ class FakeTopic:
         self.events: list[tuple[object, ...]] = []
         self.now_ms = 10_000
         self.policies = broker_policies(load_settings())
+        self.dispatch_limits: tuple[RateLimit, ...] = ()
+        self.published_per_s = (0.0, 0.0)
+        self.replication = NoReplication()
         self.context = SimpleNamespace(
             clock=SimpleNamespace(now_ms=lambda: self.now_ms),
             settings=load_settings(),
@@ -187,6 +196,9 @@ class FakeTopic:
     @property
     def consumer_count(self) -> int:
         return sum(len(each.consumers) for each in self.subscriptions.values())
+
+    def published_rates(self, now_s: float) -> tuple[float, float]:
+        return self.published_per_s
 
     def max_read_position(self) -> Position:
         return self.ledger.last_confirmed if self.horizon is None else self.horizon
@@ -232,6 +244,7 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self.remote = "127.0.0.1:1"
+        self.client_version = ""
         self.tls = False
         self.own_transactions = None
         self.consumers: dict[int, object] = {}

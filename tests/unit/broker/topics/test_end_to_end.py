@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.app.service import Broker
+from broker.topics.topic_stats import topic_stats
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import to_wire
 from magnetar.protocol.key_hash import sticky_hash
+from magnetar.protocol.names import parse_topic_name
+from storage.managed_ledger.cursor import Cursor
+from storage.managed_ledger.ledger import ManagedLedger
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer
 
@@ -61,13 +66,26 @@ async def nothing_more(consumer: RawConsumer) -> bool:
     return consumer.messages.empty()
 
 
-async def test_a_subscription_is_not_replicated(broker: Broker) -> None:
-    client = await client_of(broker)
-    with pytest.raises(BrokerError, match="one cluster") as refused:
-        await client.subscribe(TOPIC, "s", pb.CommandSubscribe(replicate_subscription_state=True))
-    assert refused.value.code == pb.NotAllowedError
-    assert TOPIC not in broker.topics.loaded()
-    await client.close()
+async def test_a_subscription_stays_replicated_after_a_restart(tmp_path: Path) -> None:
+    options = pb.CommandSubscribe(
+        replicate_subscription_state=True,
+        subscription_properties=[pb.KeyValue(key="team", value="a")],
+    )
+    async with running(tmp_path) as broker:
+        client = await client_of(broker)
+        await (await client.subscribe(TOPIC, "s")).close()
+        for name in "st":
+            await (await client.subscribe(TOPIC, name, options)).close()
+        # A consumer that says nothing of it changes nothing.
+        await client.subscribe(TOPIC, "s")
+        await client.close()
+    async with running(tmp_path) as broker:
+        topic = await broker.topics.get(parse_topic_name(TOPIC), create=False)
+        assert all(topic.subscriptions[name].cursor.replicated for name in "st")
+        stats = (await topic_stats(topic, ""))["subscriptions"]
+        assert isinstance(stats, dict)
+        assert stats["t"]["isReplicated"] is True
+        assert stats["t"]["subscriptionProperties"] == {"team": "a"}
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
@@ -219,8 +237,8 @@ async def test_a_second_exclusive_consumer(broker: Broker) -> None:
 
 async def test_failover_moves_on(broker: Broker) -> None:
     one, two = await client_of(broker), await client_of(broker)
-    first = await one.subscribe(TOPIC, "s", options(FAILOVER, consumer_name="a"), permits=100)
-    second = await two.subscribe(TOPIC, "s", options(FAILOVER, consumer_name="b"), permits=100)
+    first = await one.subscribe(TOPIC, "s", options(FAILOVER, consumer_name="b"), permits=100)
+    second = await two.subscribe(TOPIC, "s", options(FAILOVER, consumer_name="a"), permits=100)
     assert (await second.events.get()).active_consumer_change.is_active is False
     assert (await first.events.get()).active_consumer_change.is_active is True
     await fill(two, 4)
@@ -278,6 +296,33 @@ async def test_readers_start_where_they_say_and_leave_nothing_behind(broker: Bro
         TOPIC, "r", options(EXCLUSIVE, durable=False, start=everything), permits=1
     )
     assert await take(again, 1) == [0]
+
+
+async def test_a_reader_that_leaves_before_it_is_attached_leaves_nothing_behind(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, leaving = await client_of(broker), await client_of(broker)
+    await fill(client, 1)
+    (topic,) = broker.topics.loaded().values()
+    open_cursor, began, go_on = ManagedLedger.open_cursor, asyncio.Event(), asyncio.Event()
+
+    async def slow(ledger: ManagedLedger, name: str, *rest: Any, **others: Any) -> Cursor:  # noqa: ANN401
+        began.set()
+        await go_on.wait()
+        return await open_cursor(ledger, name, *rest, **others)
+
+    monkeypatch.setattr(ManagedLedger, "open_cursor", slow)
+    other = asyncio.create_task(client.subscribe(TOPIC, "other"))
+    await began.wait()
+    reader = asyncio.create_task(leaving.subscribe(TOPIC, "r", options(EXCLUSIVE, durable=False)))
+    for _ in range(5):
+        await leaving.ping()
+    await leaving.close()
+    await asyncio.wait((reader,))
+    go_on.set()
+    await other
+    await client.subscribe(TOPIC, "another")
+    assert set(topic.subscriptions) == {"other", "another"}
 
 
 async def test_readers_of_half_the_hashes_share_the_keys(broker: Broker) -> None:

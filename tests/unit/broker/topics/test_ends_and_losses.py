@@ -17,7 +17,7 @@ from storage.managed_ledger.types import Entry, Retention
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.broker.placement.cluster import Cluster
 from tests.unit.broker.topics.reads import TOPIC, Reads, place, topic_of
 from tests.unit.broker.transactions.conftest import TransactionClient
@@ -233,7 +233,7 @@ async def test_plan_has_the_backlog_once_it_is_counted(
         await topic.ledger.ranges.fitting(EARLIEST, LATEST, 3, 10**6)  # what follows waits for none
         early = asyncio.ensure_future(plan_range(topic, RangeRequest(max_messages=3)))
         topic.ledger.ranges.look_ahead(LATEST)  # of somebody who reads at the end
-        assert (await asyncio.wait_for(early, 5)).backlog is None
+        assert (await asyncio.wait_for(early, TIMEOUT_S)).backlog is None
         plan = await reads.plan(max_messages=3)
         assert (plan.entries, plan.messages) == (3, 3)
         assert not plan.HasField("backlog_messages")

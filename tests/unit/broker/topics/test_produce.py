@@ -12,9 +12,10 @@ import pytest
 from broker.app.service import Broker
 from broker.app.stores import Stores
 from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.schemas import SchemaNotFound
 from broker.topics.topic import Topic
 from broker.wire.handlers.produce import close_producer
-from config.bounds import MAX_MESSAGE_SIZE
+from config.bounds import MAX_MESSAGE_SIZE, PRODUCER_METADATA_BYTES
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
 from magnetar.protocol.names import NamespaceName, parse_topic_name
@@ -24,7 +25,7 @@ from storage.metadata.memory import MemoryMetadataStore
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running_on
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.storage.ledger.bookkeeper.simulated_bookies import (
     SimulatedBookie,
     SimulatedBookieClient,
@@ -199,10 +200,11 @@ async def test_the_same_id_again_is_the_same_producer(connect: Connect) -> None:
     assert again.producer_success.producer_name == producer.name
 
 
-async def test_closing_what_was_never_open_is_an_error(connect: Connect) -> None:
+async def test_closing_a_producer_that_was_never_open_succeeds(connect: Connect) -> None:
+    """As in Apache Pulsar: a client does so when it does not know what became of its PRODUCER."""
     client = await connect()
-    close = client.request(Kind.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=99))
-    assert await code_of(close) == "UnknownError"
+    close = pb.CommandCloseProducer(producer_id=99)
+    assert (await client.request(Kind.CLOSE_PRODUCER, close)).type == Kind.SUCCESS
     await client.ping()
 
 
@@ -292,26 +294,35 @@ async def test_transactional_sends_are_refused_alone(connect: Connect) -> None:
 
 @pytest.mark.parametrize("policy", [False, True], ids=["as it comes", "deduplicated"])
 @pytest.mark.parametrize(
-    "replicated",
+    ("replicated", "why"),
     [
-        pb.CommandSend(message_id=pb.MessageIdData(ledger_id=1, entry_id=2)),
-        pb.CommandSend(marker=True),
+        (pb.CommandSend(message_id=pb.MessageIdData(ledger_id=1, entry_id=2)), "message id"),
+        (pb.CommandSend(marker=True), "which only replicators"),
     ],
     ids=["message id", "marker"],
 )
 async def test_sends_of_a_replicator_are_refused_alone(
-    broker: Broker, connect: Connect, replicated: pb.CommandSend, policy: bool
+    broker: Broker, connect: Connect, replicated: pb.CommandSend, why: str, policy: bool
 ) -> None:
     await broker.namespaces.change(
         NamespaceName("public", "default"),
         lambda record: record.update({"deduplicationEnabled": policy}),
     )
     producer = await (await connect()).create_producer(TOPIC)
-    with pytest.raises(BrokerError, match="one cluster") as refused:
+    with pytest.raises(BrokerError, match=why) as refused:
         await producer.send(b"x", send=replicated)
     assert refused.value.code == pb.NotAllowedError
     await producer.send(b"x")
     assert await stored(broker) == 1
+
+
+async def test_producer_with_more_metadata_than_is_kept_is_refused(connect: Connect) -> None:
+    client = await connect()
+    options = pb.CommandProducer()
+    options.metadata.add(key="k", value="v" * PRODUCER_METADATA_BYTES)
+    assert await code_of(client.create_producer(TOPIC, options)) == "MetadataError"
+    options.metadata[0].value = "v" * (PRODUCER_METADATA_BYTES - 1)
+    await (await client.create_producer(TOPIC, options)).send(b"x")
 
 
 async def test_names_are_unique_and_kept_by_whom_they_belong_to(connect: Connect) -> None:
@@ -375,6 +386,28 @@ async def test_fencing_puts_others_out_and_outlives_a_reload(
     assert await code_of(client.create_producer(TOPIC, outdated)) == "ProducerFenced"
     mine = named("b", 1, producer_access_mode=EXCLUSIVE, topic_epoch=1)
     assert (await client.create_producer(TOPIC, mine)).success.topic_epoch == 1
+
+
+async def test_a_producer_is_closed_though_the_one_that_fences_it_leaves_meanwhile(
+    broker: Broker, connect: Connect
+) -> None:
+    client, fencing = await connect(), await connect()
+    first = await client.create_producer(TOPIC, named("a"))
+    attached = broker.topics.loaded()[TOPIC].producers["a"]
+    attached.pending += 1  # a SEND whose entry is not durable yet
+    command = named("b", producer_access_mode=FENCING)
+    opening = asyncio.create_task(fencing.create_producer(TOPIC, command))
+    await until(lambda: attached.stopped)
+    await fencing.close()
+    await asyncio.wait((opening,))
+    assert opening.exception() is not None
+    await until(lambda: "b" not in broker.topics.loaded()[TOPIC].producers)
+    attached.pending -= 1
+    attached.now_idle()
+    # Else it would go on, and everything that it sends would be dropped without an answer.
+    closed = await client.wait(first.events.get())
+    assert closed.type == Kind.CLOSE_PRODUCER
+    await (await client.create_producer(TOPIC, named("a", 1))).send(b"x")
 
 
 async def test_sealing_waits_for_producers_and_refuses_new_ones(
@@ -450,7 +483,7 @@ async def test_sealing_does_not_wait_for_ever(
     client = await connect()
     producer = await client.create_producer(topic)
     await producer.send(b"x")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         await broker.topics.loaded()[topic].seal()
     told = await client.wait(producer.events.get())
     assert told.close_producer.request_id == UNSOLICITED_REQUEST_ID
@@ -475,6 +508,7 @@ async def test_a_schema_of_bytes_has_a_version_as_any_other(connect: Connect) ->
     """Pulsar's Go client sends type None for it, and looks that version up when it reads."""
     client = await connect()
     none = pb.Schema(name="", schema_data=b"", type="None")
+    await client.create_producer(TOPIC)
     asked = pb.CommandGetOrCreateSchema(topic=TOPIC, schema=none)
     made = await client.request(pb.BaseCommand.GET_OR_CREATE_SCHEMA, asked)
     assert made.get_or_create_schema_response.schema_version == b""
@@ -487,6 +521,57 @@ async def test_a_schema_of_bytes_has_a_version_as_any_other(connect: Connect) ->
     assert (found.schema.type, found.schema_version) == (none.type, bytes(8))
     text = pb.CommandProducer(schema=pb.Schema(name="s", schema_data=b"", type=pb.Schema.String))
     assert await code_of(client.create_producer(TOPIC, text)) == "IncompatibleSchema"
+
+
+@pytest.mark.parametrize("name", ["__compaction", "  "])
+async def test_initial_subscription_of_the_broker_or_without_a_name_is_refused(
+    broker: Broker, connect: Connect, name: str
+) -> None:
+    options = pb.CommandProducer(initial_subscription_name=name)
+    assert await code_of((await connect()).create_producer(TOPIC, options)) == "NotAllowedError"
+    assert not broker.topics.loaded()[TOPIC].subscriptions
+
+
+@pytest.mark.parametrize("topic", [TOPIC, "topic://public/default/t", f"{TOPIC}-partition-0"])
+async def test_topic_that_does_not_exist_takes_no_schema(
+    broker: Broker, connect: Connect, topic: str
+) -> None:
+    client = await connect()
+    text = pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
+    asked = pb.CommandGetOrCreateSchema(topic=topic, schema=text)
+    work = client.request(pb.BaseCommand.GET_OR_CREATE_SCHEMA, asked)
+    assert await code_of(work) == "TopicNotFound"
+    with pytest.raises(SchemaNotFound):
+        await broker.schemas.get(parse_topic_name(topic).schema_id, None)
+
+
+async def test_topic_takes_schemas_by_the_names_of_its_partitions_and_segments(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    await broker.topics.partitioned.create(parse_topic_name(TOPIC), 2)
+    scalable = parse_topic_name("topic://public/default/s")
+    await broker.scalable.create(scalable, segments=1, properties={})
+    text = pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
+    segment = "segment://public/default/s/0000-ffff-0"
+    for topic in (TOPIC, f"{TOPIC}-partition-1", "topic://public/default/s", segment):
+        asked = pb.CommandGetOrCreateSchema(topic=topic, schema=text)
+        made = await client.request(pb.BaseCommand.GET_OR_CREATE_SCHEMA, asked)
+        assert made.get_or_create_schema_response.schema_version == bytes(8)
+
+
+@pytest.mark.parametrize("version", [b"\0", bytes(16)])
+async def test_schema_version_of_another_length_is_refused(
+    connect: Connect, version: bytes
+) -> None:
+    client = await connect()
+    text = pb.Schema(name="s", schema_data=b"", type=pb.Schema.String)
+    await client.create_producer(TOPIC, pb.CommandProducer(schema=text))
+    get = pb.CommandGetSchema(topic=TOPIC, schema_version=version)
+    assert await code_of(client.request(pb.BaseCommand.GET_SCHEMA, get)) == "TopicNotFound"
+    get.schema_version = b""
+    found = (await client.request(pb.BaseCommand.GET_SCHEMA, get)).get_schema_response
+    assert found.schema_version == bytes(8)
 
 
 async def test_a_lost_connection_lets_its_producers_go(broker: Broker, connect: Connect) -> None:
@@ -515,11 +600,10 @@ async def test_a_first_subscription_is_refused_where_policies_forbid_new_ones(
 ) -> None:
     client = await connect()
     await client.create_producer(TOPIC, pb.CommandProducer(initial_subscription_name="known"))
-    await broker.topic_policies.change(
+    forbidden = {"allowAutoSubscriptionCreation": False}
+    await broker.topic_policies.update(
         parse_topic_name(TOPIC),
-        "autoSubscriptionCreation",
-        {"allowAutoSubscriptionCreation": False},
-        is_global=False,
+        lambda found: found.changed("autoSubscriptionCreation", forbidden, is_global=False),
     )
     options = pb.CommandProducer(initial_subscription_name="dead")
     assert await code_of(client.create_producer(TOPIC, options)) == "NotAllowedError"

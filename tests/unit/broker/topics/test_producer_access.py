@@ -88,6 +88,17 @@ def test_an_outdated_epoch_is_fenced_and_changes_nothing(mode: AccessMode) -> No
     assert access.admit("b", SHARED, None) is Admission.ADMITTED
 
 
+def test_waiting_with_an_outdated_epoch_is_fenced_beside_the_producer_that_fenced_it() -> None:
+    access = ProducerAccess(None)
+    access.admit("a", WAIT, None)
+    access.admit("b", FENCE, None)
+    access.leave("a")
+    with pytest.raises(ProducerFenced, match=r"had 0: another exclusive producer came since"):
+        access.admit("a", WAIT, 0)
+    assert not access.waiting
+    assert access.exclusive == "b"
+
+
 def test_reconnecting_exclusive_producer_keeps_its_epoch() -> None:
     access = ProducerAccess(5)
     assert access.admit("a", EXCLUSIVE, 5) is Admission.ADMITTED

@@ -21,6 +21,7 @@ from config.settings import Settings
 from magnetar.protocol.names import NamespaceName
 from storage.clock import SystemClock
 from storage.metadata.memory import MemoryMetadataStore
+from tests.support.waiting import TIMEOUT_S
 
 FULL = CompatibilityStrategy.FULL
 STRING = SchemaDefinition(SchemaType.STRING, b"", "s", {"a": "b"})
@@ -99,7 +100,11 @@ async def test_namespaces_and_their_policies(metadata: MemoryMetadataStore) -> N
     assert (await namespaces.require(name)).raw["deduplicationEnabled"] is True
     with pytest.raises(NotEmpty):
         await namespaces.delete_tenant("public")
-    await namespaces.delete(name)
+
+    async def without_topics() -> None:
+        """Find none."""
+
+    await namespaces.delete(name, without_topics)
     with pytest.raises(NamespaceNotFound):
         await namespaces.require(name)
     await namespaces.stop()
@@ -111,7 +116,7 @@ async def test_a_change_by_another_broker_arrives(metadata: MemoryMetadataStore)
     name = NamespaceName("public", "default")
     assert (await ours.require(name)).raw.get("deduplicationEnabled") is None
     await theirs.change(name, lambda value: value.update(deduplicationEnabled=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         while (await ours.require(name)).raw.get("deduplicationEnabled") is not True:
             await asyncio.sleep(0)
     await ours.stop()
@@ -123,11 +128,23 @@ async def test_bytes_of_a_history_are_bounded(registry: SchemaRegistry) -> None:
     always = CompatibilityStrategy.ALWAYS_COMPATIBLE
     for number in range(16):
         data = bytes([number]) * half
-        await registry.add("t/n/x", SchemaDefinition(SchemaType.PROTOBUF, data), always)
+        await registry.add("t/n/x", SchemaDefinition(SchemaType.EXTERNAL, data), always)
     with pytest.raises(IncompatibleSchema, match="use one of them, or delete the history"):
-        await registry.add("t/n/x", SchemaDefinition(SchemaType.PROTOBUF, b"one more"), always)
-    known = SchemaDefinition(SchemaType.PROTOBUF, bytes([3]) * half)
+        await registry.add("t/n/x", SchemaDefinition(SchemaType.EXTERNAL, b"one more"), always)
+    known = SchemaDefinition(SchemaType.EXTERNAL, bytes([3]) * half)
     assert await registry.add("t/n/x", known, always) == 3
+
+
+async def test_properties_and_names_count_for_the_bytes_of_a_history(
+    registry: SchemaRegistry,
+) -> None:
+    string, full = SchemaType.STRING, CompatibilityStrategy.FULL
+    text = "x" * (MAX_SCHEMA_HISTORY_BYTES // 17)
+    for number in range(8):
+        schema = SchemaDefinition(string, bytes([number]), text, {"p": text})
+        await registry.add("t/n/x", schema, full)
+    with pytest.raises(IncompatibleSchema, match="use one of them, or delete the history"):
+        await registry.add("t/n/x", SchemaDefinition(string, b"", text, {"p": text}), full)
 
 
 async def test_large_schemas_are_checked_off_the_loop(registry: SchemaRegistry) -> None:

@@ -188,6 +188,29 @@ async def test_consumer_of_a_drained_topic_gets_end_of_topic_after_success() -> 
     assert len(peer.commands(BaseCommand.REACHED_END_OF_TOPIC)) == 1
 
 
+@pytest.mark.parametrize(
+    ("version", "sent"),
+    [
+        ("Pulsar-CPP-v3.7.2-program", 0),
+        ("Pulsar-CPP-v4.2.0", 0),
+        ("Pulsar-CPP-v5.0.0", 1),
+        ("Pulsar-Go-0.14.0", 0),
+        ("Pulsar Go 0.9", 0),
+        ("Pulsar-Java-v4.0.9", 1),
+    ],
+)
+async def test_clients_that_do_not_know_the_end_of_a_topic_are_not_sent_it(
+    version: str, sent: int
+) -> None:
+    topic = FakeTopic(SEGMENT)
+    subscription = topic.subscription()
+    topic.seal()
+    peer = FakeConnection()
+    peer.client_version = version
+    await attach(subscription, EXCLUSIVE, connection=peer)
+    assert len(peer.commands(BaseCommand.REACHED_END_OF_TOPIC)) == sent
+
+
 async def test_reader_gets_end_of_topic_after_the_last_message() -> None:
     topic = FakeTopic(SEGMENT)
     topic.ledger.put(entry_bytes(0), entry_bytes(1))

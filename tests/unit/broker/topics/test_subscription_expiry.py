@@ -106,21 +106,22 @@ async def test_a_subscription_in_use_when_its_broker_died_is_unused_since_the_ne
     await client.close()
 
 
+@pytest.mark.parametrize("level", [NAMESPACE, "/admin/v2/persistent/public/default/t"])
 async def test_the_time_counts_from_the_change_of_the_policy(
-    tmp_path: Path, clock: FakeClock
+    tmp_path: Path, clock: FakeClock, level: str
 ) -> None:
     async with running_at(clock, None, tmp_path) as broker, asking_broker(broker) as rest:
         topic = await loaded(broker)
         await topic.create_subscription("s", EARLIEST)
         clock.ms += 10 * LIMIT_MS
         assert await names_after_check(broker, topic) == ["s"]
-        await rest.done("POST", f"{NAMESPACE}/subscriptionExpirationTime", 10)
+        await rest.done("POST", f"{level}/subscriptionExpirationTime", 10)
         assert await names_after_check(broker, topic) == ["s"]
         clock.ms += LIMIT_MS
         assert await names_after_check(broker, topic) == []
-        assert await rest.get(f"{NAMESPACE}/subscriptionExpirationTime") == 10
-        await rest.done("DELETE", f"{NAMESPACE}/subscriptionExpirationTime")
-        assert await rest.call("GET", f"{NAMESPACE}/subscriptionExpirationTime") == (204, "")
+        assert await rest.get(f"{level}/subscriptionExpirationTime") == 10
+        await rest.done("DELETE", f"{level}/subscriptionExpirationTime")
+        assert await rest.call("GET", f"{level}/subscriptionExpirationTime") == (204, "")
 
 
 async def test_an_unloaded_topic_is_loaded_when_a_subscription_is_due(

@@ -1,5 +1,7 @@
 """What another broker is asked about a topic: typed requests, and what their owner does."""
 
+import asyncio
+
 import pytest
 
 from broker.placement import OwnedElsewhere, PlacementNotReady
@@ -23,16 +25,23 @@ from broker.topics.topic_requests import (
     ListTopicSubscriptions,
     ListUnmanagedClients,
     LoadTopic,
+    RemoveSubscription,
+    ReplaceSubscriptionProperties,
     RequireUnused,
     SealTopic,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
+    SetReplicated,
+    SkipBacklog,
     SkipEntries,
     TopicRequest,
     TrimTopic,
+    TruncateTopic,
     UnloadTopic,
     ViewCompaction,
     ViewInternalStats,
+    ViewReplicated,
+    ViewSubscriptionProperties,
     ViewTopicProperties,
     ViewTopicStats,
 )
@@ -58,14 +67,23 @@ REQUESTS: list[Request[LocalTopics, object]] = [
     ViewTopicProperties(TOPIC),
     ViewTopicStats(TOPIC),
     ViewInternalStats(TOPIC),
+    ViewInternalStats(TOPIC, with_records=True),
     SealTopic(TOPIC),
     TrimTopic(TOPIC),
+    TruncateTopic(TOPIC),
     CompactTopic(TOPIC),
     ViewCompaction(TOPIC),
     ListTopicSubscriptions(TOPIC),
     CreateTopicSubscription(TOPIC, "s", EARLIEST),
+    CreateTopicSubscription(TOPIC, "s", EARLIEST, replicated=True),
+    ViewReplicated(TOPIC, "s"),
+    SetReplicated(TOPIC, "s", True),
+    RemoveSubscription(SCALABLE, "s"),
+    SkipBacklog(TOPIC, ""),
     CreateTopicSubscription(TOPIC, "a b/c", LATEST, {"k": "v"}, batch_index=2, excluded=True),
     DeleteTopicSubscription(TOPIC, "s", force=True),
+    ViewSubscriptionProperties(TOPIC, "s"),
+    ReplaceSubscriptionProperties(TOPIC, "s", {"k": "v"}),
     SeekTopicSubscription(TOPIC, "s", LATEST),
     SeekTopicSubscription(TOPIC, "s", EARLIEST, batch_index=0, excluded=True),
     SeekTopicSubscriptionToTime(TOPIC, "s", 7),
@@ -82,7 +100,7 @@ def test_request_arrives_as_it_was_sent(request_: Request[LocalTopics, object]) 
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == TOPIC_REQUESTS.keys()
-    assert len(TOPIC_REQUESTS) == 21
+    assert len(TOPIC_REQUESTS) == 28
 
 
 def test_no_kind_is_in_two_tables() -> None:
@@ -105,6 +123,7 @@ def test_request_goes_to_the_owner_of_its_topic() -> None:
         (ListTopicSubscriptions(TOPIC), ["s", "a b/c"]),
         (ListUnmanagedClients(TOPIC), ["consumer 'c' of subscription 's'"]),
         (ViewTopicProperties(TOPIC), {"k": "v"}),
+        (ViewReplicated(TOPIC, "s"), {NAME: True}),
         (CreateTopicSubscription(TOPIC, "s", LATEST), False),
     ],
     ids=lambda each: type(each).__name__,
@@ -189,6 +208,20 @@ async def test_owner_carries_out_what_another_broker_asks(cluster: Cluster) -> N
     assert not b.broker.topics.loaded()
     assert not await a.broker.topics.exists(TOPIC)
     assert await a.broker.topics.cluster.stats(TOPIC) == {}
+
+
+async def test_of_subscriptions_made_at_once_the_first_stays_as_it_is(cluster: Cluster) -> None:
+    a, b = await pair(cluster)
+    ask = a.broker.topics.cluster.ask
+    made = await asyncio.gather(
+        ask(CreateTopicSubscription(TOPIC, "s", EARLIEST, {"k": "v"}, replicated=True)),
+        *(ask(CreateTopicSubscription(TOPIC, "s", LATEST, {"k": str(n)})) for n in range(3)),
+    )
+    assert sorted(made) == [False, False, False, True]
+    cursor = b.broker.topics.loaded()[NAME].subscriptions["s"].cursor
+    first = made.index(True)
+    assert cursor.replicated is (first == 0)
+    assert cursor.properties == {"k": "v" if first == 0 else str(first - 1)}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import pytest
 from broker.app.service import Broker
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.producer_access import ProducerBusy
+from broker.topics.registry import TopicExists
 from broker.topics.reserved_names import ReservedTopicName
-from broker.topics.topic import SubscriptionNotFound, TopicNotFound, TopicState
+from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
+from broker.topics.topic_listing import TopicListing, topics_hash
 from config.bounds import METADATA_KEY_BYTES
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
@@ -18,6 +20,7 @@ from magnetar.protocol.names import NamespaceName, TopicDomain, TopicName, parse
 from storage.managed_ledger.records import ledger_key
 from storage.managed_ledger.types import AppendOutcomeUnknown, ManagedLedgerFenced
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -53,6 +56,42 @@ async def test_a_v4_client_finds_its_coordinators_by_a_name(
     assert await code_of(client.lookup(f"{assigned}-partition-16")) == "TopicNotFound"
     monkeypatch.setattr(broker.transactions.coordinators, "assignments", dict)
     assert await code_of(client.lookup(f"{assigned}-partition-4")) == "ServiceNotReady"
+
+
+async def test_of_operators_that_create_a_topic_at_once_one_does(broker: Broker) -> None:
+    name = name_of(TOPIC)
+    made = await asyncio.gather(
+        *(broker.topics.create(name, {"of": str(number)}) for number in range(3)),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in made] == [Topic, TopicExists, TopicExists]
+    topic = broker.topics.loaded()[TOPIC]
+    assert topic is made[0]
+    assert topic.ledger.properties["of"] == "0"
+    assert broker.placement.owns(name)
+
+
+@pytest.mark.parametrize("listener", ["", "internal"])
+async def test_a_lookup_for_the_only_listener_is_answered(connect: Connect, listener: str) -> None:
+    lookup = pb.CommandLookupTopic(topic=TOPIC, advertised_listener_name=listener)
+    answer = (await (await connect()).request(Kind.LOOKUP, lookup)).lookup_response
+    assert answer.response == pb.CommandLookupTopicResponse.Connect
+
+
+async def test_a_lookup_for_another_listener_is_refused(connect: Connect) -> None:
+    lookup = pb.CommandLookupTopic(topic=TOPIC, advertised_listener_name="external")
+    assert await code_of((await connect()).request(Kind.LOOKUP, lookup)) == "NotAllowedError"
+
+
+async def test_a_consumer_that_forbids_it_creates_no_topic(
+    broker: Broker, connect: Connect
+) -> None:
+    client = await connect()
+    options = pb.CommandSubscribe(force_topic_creation=False)
+    assert await code_of(client.subscribe(TOPIC, "s", options)) == "TopicNotFound"
+    assert TOPIC not in broker.topics.loaded()
+    await client.subscribe(TOPIC, "s", pb.CommandSubscribe(force_topic_creation=True))
+    assert list(broker.topics.loaded()[TOPIC].subscriptions) == ["s"]
 
 
 async def test_a_v4_client_finds_no_coordinators_where_they_are_off(tmp_path: Path) -> None:
@@ -365,28 +404,57 @@ async def test_messages_of_a_closed_reader_stay_in_the_topics_totals(
     reader = await client.subscribe(TOPIC, "r", options, permits=1)
     await reader.receive()
     topic = broker.topics.loaded()[TOPIC]
-    sent = topic.bytes_out_total
-    assert (topic.messages_out_total, sent > 0) == (1, True)
+    *_, messages, sent = topic.traffic
+    assert (messages, sent > 0) == (1, True)
     await reader.close()
     await until(lambda: not topic.subscriptions)
-    assert (topic.messages_out_total, topic.bytes_out_total) == (1, sent)
+    assert topic.traffic[-2:] == (1, sent)
 
 
-async def test_lists_say_whether_anything_changed(broker: Broker, connect: Connect) -> None:
+@pytest.mark.parametrize("pattern", ["", "(?!secret).*"], ids=["none", "not supported"])
+async def test_a_client_gets_no_topics_when_its_list_is_current(
+    broker: Broker, connect: Connect, pattern: str
+) -> None:
     client = await connect()
     await client.create_producer(TOPIC)
-    request = pb.CommandGetTopicsOfNamespace(namespace="public/default", topics_pattern="x.*")
-    listed = (
-        await client.request(Kind.GET_TOPICS_OF_NAMESPACE, request)
-    ).get_topics_of_namespace_response
+    request = pb.CommandGetTopicsOfNamespace(namespace="public/default", topics_pattern=pattern)
+    listed = await listing(client, request)
     assert list(listed.topics) == [TOPIC]
     assert not listed.filtered
     request.topics_hash = listed.topics_hash
-    again = (
-        await client.request(Kind.GET_TOPICS_OF_NAMESPACE, request)
-    ).get_topics_of_namespace_response
+    again = await listing(client, request)
     assert not again.changed
     assert not again.topics
+
+
+@pytest.mark.parametrize("domain", ["", "persistent://"])
+async def test_lists_have_the_topics_that_match_a_pattern(
+    broker: Broker, connect: Connect, domain: str
+) -> None:
+    client = await connect()
+    await broker.topics.partitioned.create(name_of(f"{TOPIC}-parts"), 2)
+    await client.create_producer(TOPIC)
+    await client.create_producer("persistent://public/default/other")
+    request = pb.CommandGetTopicsOfNamespace(
+        namespace="public/default", topics_pattern=f"{domain}{TOPIC.partition('://')[2]}(-parts)?"
+    )
+    listed = await listing(client, request)
+    parts = [f"{TOPIC}-parts-partition-{index}" for index in range(2)]
+    assert list(listed.topics) == [TOPIC, *parts]
+    assert (listed.filtered, listed.changed) == (True, True)
+    assert listed.topics_hash == topics_hash(listed.topics)
+    request.topics_hash = listed.topics_hash
+    again = await listing(client, request)
+    assert (list(again.topics), again.filtered, again.changed) == ([], True, False)
+    await client.create_producer("persistent://public/default/more")
+    assert not (await listing(client, request)).changed
+
+
+async def listing(
+    client: RawClient, request: pb.CommandGetTopicsOfNamespace
+) -> pb.CommandGetTopicsOfNamespaceResponse:
+    answer = await client.request(Kind.GET_TOPICS_OF_NAMESPACE, request)
+    return answer.get_topics_of_namespace_response
 
 
 async def test_a_watch_gets_created_and_deleted_topics(broker: Broker, connect: Connect) -> None:
@@ -414,11 +482,83 @@ async def test_a_watch_gets_created_and_deleted_topics(broker: Broker, connect: 
     assert not broker.topics._listeners
 
 
+async def test_a_watch_whose_update_fails_gets_it_later(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connect()
+    watch = pb.CommandWatchTopicList(
+        watcher_id=7, namespace="public/default", topics_pattern="persistent://public/default/a-.*"
+    )
+    await client.request(Kind.WATCH_TOPIC_LIST, watch)
+    listings = broker.topics.listings
+    get, failures = listings.get, 2
+
+    async def failing(name: NamespaceName) -> TopicListing:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise MetadataError("The store is away.")
+        return await get(name)
+
+    monkeypatch.setattr(listings, "get", failing)
+    # More changes than are kept: all names are listed anew.
+    set_bound(monkeypatch, "TOPIC_CHANGES_KEPT", 1)
+    names = [f"persistent://public/default/a-{number}" for number in range(3)]
+    for each in names:
+        await broker.topics.create(name_of(each))
+    assert list((await next_update(client)).new_topics) == names
+    assert not failures
+
+
 async def next_update(client: RawClient) -> pb.CommandWatchTopicUpdate:
     while True:
         event = await client.wait(client.events.get())
         if event.HasField("watch_topic_update"):
             return event.watch_topic_update
+
+
+@pytest.mark.parametrize("inactive", [False, True], ids=["requested", "inactive"])
+async def test_a_deletion_is_reported_though_its_schemas_cannot_be_deleted(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, inactive: bool
+) -> None:
+    topic = await broker.topics.create(name_of(TOPIC))
+    heard: list[tuple[str, bool]] = []
+    broker.topics.on_change(lambda name, exists: heard.append((str(name), exists)))
+
+    async def fails(schema_id: str) -> None:
+        raise MetadataError("The store is away.")
+
+    monkeypatch.setattr(broker.schemas, "forget", fails)
+    topics, name = broker.topics, name_of(TOPIC)
+    deletion = (
+        topics.delete_if(topic, lambda: True) if inactive else topics.delete(name, force=True)
+    )
+    with pytest.raises(MetadataError):
+        await deletion
+    assert heard == [(TOPIC, False)]
+    assert not await broker.topics.exists(name_of(TOPIC))
+
+
+async def test_a_creation_is_reported_though_the_topic_cannot_be_loaded_or_released(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    broker.topics.on_change(lambda name, exists: heard.append(str(name)))
+    await broker.topics.partitioned.create(name_of(f"{TOPIC}-p"), 1)
+    partition = name_of(f"{TOPIC}-p-partition-0")
+
+    async def fails(*_: object, **__: object) -> None:
+        raise MetadataError("The store is away.")
+
+    monkeypatch.setattr(broker.topics, "get", fails)
+    monkeypatch.setattr(broker.placement, "release", fails)
+    for creation in (
+        broker.topics.create(name_of(TOPIC)),
+        broker.topics.create_partition(partition),
+    ):
+        with pytest.raises(MetadataError):
+            await creation
+    assert heard == [TOPIC, str(partition)]
 
 
 async def test_a_watch_with_a_bad_pattern_is_refused(broker: Broker, connect: Connect) -> None:

@@ -15,6 +15,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.message import build_batch
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
+from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawConsumer, basecommand
 from tests.support.waiting import until
@@ -28,7 +29,7 @@ from tests.unit.broker.topics.test_end_to_end import (
     fill,
     options,
 )
-from txn.records import TxnState
+from txn.records import AckedPosition, TxnState
 
 TOPIC = "persistent://public/default/acks"
 KINDS = [EXCLUSIVE, FAILOVER, SHARED, KEY_SHARED]
@@ -157,6 +158,89 @@ async def test_a_commit_acknowledges(stage: Stage, kind: pb.CommandSubscribe.Sub
     again = await stage.subscribe(kind)
     assert payloads(await got(again, 2)) == ["2", "4"]
     await nothing_comes(again)
+
+
+def serve_two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_bound(monkeypatch, "ACKED_AT_ONCE", 2)
+    set_bound(monkeypatch, "TXN_SLICE_POSITIONS", 2)
+
+
+@singly
+async def test_ack_of_many_messages_holds_all_of_them_before_the_next_command(
+    stage: Stage, kind: pb.CommandSubscribe.SubType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = await stage.subscribe(kind)
+    messages = await got(consumer, 5)
+    serve_two_at_once(monkeypatch)
+    subscription = await stage.subscription()
+    assert subscription.transactional is not None
+    core, sizes = subscription.transactional.pending.core, list[int]()
+    reserve = core.reserve
+
+    def count(txn: TxnId, acks: Sequence[AckedPosition], **named: object) -> object:
+        sizes.append(len(acks))
+        return reserve(txn, acks, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(core, "reserve", count)
+    txn = await stage.begin()
+    answered = asyncio.ensure_future(stage.ack(consumer, txn, *messages))
+    await asyncio.sleep(0)  # It is sent.
+    consumer.redeliver()
+    await nothing_comes(consumer)
+    assert not (await answered).HasField("error")
+    assert sizes == [2, 2, 1]
+    await stage.commit(txn)
+    await until(lambda: subscription.backlog == 0)
+    await stage.nothing_left()
+
+
+@singly
+async def test_ack_of_many_messages_is_refused_whole_for_the_last_of_them(
+    stage: Stage, kind: pb.CommandSubscribe.SubType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = await stage.subscribe(kind)
+    messages = await got(consumer, 5)
+    serve_two_at_once(monkeypatch)
+    first, second = await stage.begin(), await stage.begin()
+    await stage.ack(consumer, first, messages[4])
+    with pytest.raises(BrokerError) as refused:
+        await stage.ack(consumer, second, *messages)
+    assert refused.value.code == pb.TransactionConflict
+    held = (await stage.subscription()).messages_held
+    assert held is not None
+    positions = [Position(each.message_id.ledger_id, each.message_id.entry_id) for each in messages]
+    assert [held.holds(each) for each in positions] == [False] * 4 + [True]
+    await stage.abort(second)
+    await stage.ack(consumer, first, *messages[:4])
+    subscription = await stage.subscription()
+    await stage.commit(first)
+    await until(lambda: subscription.backlog == 0)
+
+
+@singly
+async def test_ack_of_many_messages_is_refused_when_its_consumer_is_gone_meanwhile(
+    stage: Stage, kind: pb.CommandSubscribe.SubType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = await stage.subscribe(kind)
+    messages = await got(consumer, 5)
+    serve_two_at_once(monkeypatch)
+    txn = await stage.begin()
+    subscription = await stage.subscription()
+    assert subscription.transactional is not None
+    pending = subscription.transactional.pending
+    reserve = pending.core.reserve
+
+    def then_disconnect(*given: object, **named: object) -> object:
+        taken = reserve(*given, **named)  # type: ignore[arg-type]
+        subscription.disconnect_consumers()
+        return taken
+
+    monkeypatch.setattr(pending.core, "reserve", then_disconnect)
+    with pytest.raises(BrokerError) as refused:
+        await stage.ack(consumer, txn, *messages)
+    assert refused.value.code == pb.ServiceNotReady
+    assert not pending.core.positions
+    assert not await stage.records()
 
 
 @also_from_disk

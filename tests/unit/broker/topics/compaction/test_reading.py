@@ -171,9 +171,12 @@ async def test_after_trimming_readers_begin_anywhere(tmp_path: Path) -> None:
         await client.close()
 
 
-async def test_of_transactions_the_committed_messages_are_kept(broker: Broker) -> None:
+@pytest.mark.parametrize("scalable", [True, False], ids=["v5 client", "v4 client"])
+async def test_compaction_keeps_committed_messages_of_transactions(
+    broker: Broker, scalable: bool
+) -> None:
     client = await RawClient.open("127.0.0.1", broker.port)
-    transactions = TransactionClient(client)
+    transactions = TransactionClient(client, scalable=scalable)
     await transactions.attach()
     await send(client, ("a", b"1"), ("b", b"1"), ("c", b"1"))
     producer = await client.create_producer(NAME)

@@ -1,7 +1,6 @@
 """Entries with a delivery time, over fakes: kept back, then sent once, whatever else happens."""
 
 import asyncio
-import itertools
 from functools import partial
 from types import SimpleNamespace
 
@@ -141,12 +140,13 @@ async def test_timer_fires_once_per_tick_and_not_after_it_is_stopped() -> None:
         rings.append(loop.time())
         timer.aim(0)
 
+    began_s = loop.time()
     timer = DelayTimer(lambda: 1, 20, ring)
     timer.aim(10_000)
     timer.aim(0)
     await until(lambda: len(rings) == 4)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(rings)]
-    assert min(pauses) > 0.019
+    # Not each pause: a ring may come late, and the next one in its own time.
+    assert rings[-1] - began_s > 3 * 0.019
     timer.aim(None)
     await asyncio.sleep(0.05)
     assert len(rings) == 4

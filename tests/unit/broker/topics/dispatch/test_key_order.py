@@ -45,7 +45,9 @@ class Model:
         self.order.assignment.remove(consumer)
         pending = list(consumer.pending.items())
         consumer.pending.clear()
-        self.order.consumer_left(consumer, pending)
+        self.order.consumer_left(consumer)
+        for position, key_hash in pending:
+            self.order.park(position, key_hash)
 
     def send(self, consumer: Candidate, position: Position, key_hash: int) -> None:
         holders = [each for each in self.consumers if key_hash in each.pending.values()]
@@ -92,7 +94,9 @@ def test_one_holder_in_order_and_nothing_left(data: st.DataObject) -> None:
     model = Model()
     model.join()
     for _ in range(data.draw(st.integers(1, 60))):
-        act = data.draw(st.sampled_from(["read", "read", "drain", "ack", "nack", "join", "leave"]))
+        act = data.draw(
+            st.sampled_from(["read", "read", "drain", "ack", "nack", "join", "leave", "queue"])
+        )
         busy = [each for each in model.consumers if each.pending]
         if act == "read":
             model.read(
@@ -100,6 +104,8 @@ def test_one_holder_in_order_and_nothing_left(data: st.DataObject) -> None:
             )
         elif act == "join" and len(model.consumers) < 5:
             model.join()
+        elif act == "queue":
+            model.order.queue_waiting(data.draw(st.integers(1, 10)))
         elif act == "leave" and model.consumers:
             model.leave(data.draw(st.sampled_from(model.consumers)))
         elif act == "drain" and model.consumers:
@@ -113,6 +119,7 @@ def test_one_holder_in_order_and_nothing_left(data: st.DataObject) -> None:
     moved = True
     while moved:
         moved = False
+        model.order.queue_waiting(model.order.waiting + 1)
         for consumer in model.consumers:
             moved = bool(model.drain(consumer, 100)) or moved
             for position in sorted(consumer.pending):
@@ -157,7 +164,24 @@ def test_message_of_an_unassigned_hash_waits_for_a_consumer() -> None:
     assert not order.has_waiting(half)
     order.assignment.add(other, [(101, 65535)])
     order.assignment_changed()
+    assert order.queue_waiting(10)
     assert order.first_waiting(other) == at(0)
+
+
+def test_nothing_that_waits_is_sent_before_all_of_it_is_queued_for_new_owners() -> None:
+    order: KeyOrder[Candidate] = KeyOrder(StickyRanges())
+    owner = Candidate("owner")
+    for entry_id in (2, 0, 1):
+        order.park(at(entry_id), 7)
+    order.assignment.add(owner, [(0, 65535)])
+    order.assignment_changed()
+    assert not order.queue_waiting(2)
+    assert order.first_waiting(owner) is None
+    assert not order.has_waiting(owner)
+    assert order.unpark(at(0)) == 7
+    order.park(at(3), 7)
+    assert order.queue_waiting(2)
+    assert [order.unpark(at(1)), order.first_waiting(owner)] == [7, at(2)]
 
 
 @settings(deadline=None)

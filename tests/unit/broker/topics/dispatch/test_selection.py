@@ -1,6 +1,7 @@
 """Selection: turns, ranks, rings and ranges, checked for all inputs."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from broker.topics.dispatch.errors import ConsumerAssignError
 from broker.topics.dispatch.selection import AutoSplit, Rotation, StickyRanges, choose_active
+from magnetar.protocol.names import TopicName, parse_topic_name
 
 HASHES = range(0, 65536, 97)
 
@@ -27,22 +29,44 @@ candidates = st.lists(
 )
 
 
+def topic_name(text: str) -> TopicName:
+    return parse_topic_name(f"persistent://public/default/{text}")
+
+
 @settings(deadline=None)
-@given(candidates, st.integers(-1, 20))
+@given(candidates, st.sampled_from(["t", "u", "t-partition-0", "t-partition-7"]))
 def test_the_active_one_is_of_the_best_level_whatever_the_order(
-    consumers: list[Candidate], partition: int
+    consumers: list[Candidate], topic: str
 ) -> None:
-    active = choose_active(consumers, partition)
+    active = choose_active(consumers, topic_name(topic))
     assert active.priority_level == min(each.priority_level for each in consumers)
-    assert choose_active(consumers[::-1], partition) == active
-    if partition <= 0:
-        peers = [each for each in consumers if each.priority_level == active.priority_level]
-        assert active.name == min(each.name for each in peers)
+    assert choose_active(consumers[::-1], topic_name(topic)) == active
 
 
 def test_partitions_spread_over_the_best_level() -> None:
     consumers = [Candidate("c"), Candidate("a"), Candidate("b"), Candidate("0", 1)]
-    assert [choose_active(consumers, index).name for index in range(6)] == list("abcabc")
+    partitions = [topic_name(f"t-partition-{index}") for index in range(6)]
+    assert [choose_active(consumers, each).name for each in partitions] == list("abcabc")
+
+
+@pytest.mark.parametrize(
+    ("members", "chosen"),
+    [
+        (["a", "b", "c"], "200002012012"),
+        (["consumer-1", "consumer-2"], "011100001000"),
+        (["x", "ü", "z"], "000121102222"),
+    ],
+)
+def test_topics_without_partitions_spread_as_in_pulsar(members: list[str], chosen: str) -> None:
+    """The numbers are those of Apache Pulsar's own ring, for the topics t0 to t11."""
+    consumers = [Candidate("0", 1), *map(Candidate, members)]
+    active = [choose_active(consumers, topic_name(f"t{number}")).name for number in range(12)]
+    assert active == [members[int(number)] for number in chosen]
+
+
+def test_newer_one_of_two_consumers_with_one_name_becomes_active() -> None:
+    consumers = [Candidate("a"), Candidate("a")]
+    assert choose_active(consumers, topic_name("t")) is consumers[1]
 
 
 @settings(deadline=None)
@@ -117,6 +141,23 @@ def test_auto_split_depends_on_the_consumers_not_on_their_order(members: list[st
     for name in reversed(members):
         other.add(Candidate(name), ())
     assert [one.owner(h) for h in HASHES] == [other.owner(h) for h in HASHES]
+
+
+@settings(deadline=None)
+@given(names)
+def test_auto_split_shows_every_hash_in_a_range_of_its_owner(members: list[str]) -> None:
+    ring: AutoSplit[Candidate] = AutoSplit()
+    assert ring.ranges_by_owner() == {}
+    for name in members:
+        ring.add(Candidate(name), ())
+    found = ring.ranges_by_owner()
+    assert found.keys() == {Candidate(name) for name in members}
+    whole = sorted(each for some in found.values() for each in some)
+    assert (whole[0][0], whole[-1][1]) == (0, 65535)
+    assert all(low[1] + 1 == high[0] for low, high in pairwise(whole))
+    for consumer, some in found.items():
+        assert all(low[1] + 1 < high[0] for low, high in pairwise(some))
+        assert all(ring.owner(key_hash) == consumer for each in some for key_hash in each)
 
 
 def test_auto_split_is_roughly_even() -> None:

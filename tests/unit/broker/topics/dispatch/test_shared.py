@@ -1,5 +1,6 @@
 """Shared and Key_Shared over fakes: turns, pending acknowledgements, redelivery, order of keys."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from broker.topics.subscription import Subscription
 from magnetar.protocol.ids import Position
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from tests.support.bounds import set_bound
+from tests.support.waiting import count_turns, until
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, attach, entry_bytes, settle
 
 SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
@@ -146,6 +148,94 @@ async def test_messages_of_a_lost_consumer_are_redelivered_with_count_zero() -> 
     assert {c.message.redelivery_count for c in peer.commands(BaseCommand.MESSAGE)} == {0}
     assert unacked(stays) == (8, 8)
     assert topic.events[-1] == ("closed", "a", False)
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+async def test_all_messages_of_a_consumer_come_back_in_slices(
+    kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "RETURNED_AT_ONCE", 2)
+    topic = FakeTopic()
+    fill(topic, 7)
+    subscription = topic.subscription()
+    consumer, peer = await attach(subscription, kind, permits=100)
+    await settle()
+    subscription.redeliver(consumer, None, None)
+    subscription.redeliver(consumer, None, None)
+    assert unacked(consumer) == (5, 5)
+    ack(consumer, 0, 5)
+    await settle()
+    assert peer.got()[7:] == [1, 2, 3, 4, 6]
+    counts = [each.message.redelivery_count for each in peer.commands(BaseCommand.MESSAGE)][7:]
+    assert counts == [1, 1, 1, 1, 1]
+    subscription.redeliver(consumer, None, None)
+    await settle()
+    assert peer.got()[12:] == [1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+async def test_many_named_messages_of_a_consumer_come_back_in_slices(
+    kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "RETURNED_AT_ONCE", 2)
+    topic = FakeTopic()
+    fill(topic, 7)
+    subscription = topic.subscription()
+    consumer, peer = await attach(subscription, kind, permits=100)
+    await settle()
+    subscription.redeliver(consumer, {at(entry_id): -1 for entry_id in (4, 2, 5, 0, 3)}, None)
+    assert unacked(consumer) == (5, 5)
+    ack(consumer, 0, 6)
+    await settle()
+    assert peer.got()[7:] == [2, 3, 4, 5]
+    assert unacked(consumer) == (5, 5)
+
+
+async def test_messages_that_wait_go_to_the_new_owners_of_their_keys_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "RETURNED_AT_ONCE", 2)
+    topic = FakeTopic()
+    keys = [f"key-{index % 5}" for index in range(21)]
+    topic.ledger.put(*(entry_bytes(index, key) for index, key in enumerate(keys)))
+    subscription = topic.subscription()
+    first, one = await attach(subscription, KEY_SHARED, "a", permits=1)
+    await settle()
+    assert one.got() == [0]
+    _, other = await attach(subscription, KEY_SHARED, "b", permits=100)
+    ack(first, 0)
+    first.flow(100)
+    turn = count_turns()
+    await until(lambda: len(one.got() + other.got()) > 1, poll_s=0)
+    assert turn() >= 10
+    await settle()
+    assert sorted(one.got() + other.got()) == list(range(21))
+    for got in (one.got(), other.got()):
+        assert got == sorted(got)
+    assert len({keys[each] for each in other.got()} & {keys[each] for each in one.got()[1:]}) == 0
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+async def test_messages_of_a_lost_consumer_come_back_in_slices_unless_acknowledged(
+    kind: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "RETURNED_AT_ONCE", 2)
+    topic = FakeTopic()
+    fill(topic, 7)
+    subscription = topic.subscription()
+    _, gone_peer = await attach(subscription, kind, "a", permits=7)
+    await settle()
+    stays, peer = await attach(subscription, kind, "b", permits=100)
+    gone_peer.lose()
+    ack(stays, 0, 5)
+    turns = 0
+    while not peer.got():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 3
+    await settle()
+    assert peer.got() == [1, 2, 3, 4, 6]
+    assert unacked(stays) == (5, 5)
 
 
 async def test_any_consumer_may_acknowledge_for_another() -> None:

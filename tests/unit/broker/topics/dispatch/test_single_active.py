@@ -197,14 +197,14 @@ async def test_nothing_past_the_horizon_markers_and_aborted_entries_are_skipped(
     assert peer.got() == [0, 3, 4]
 
 
-async def test_failover_goes_to_the_first_by_name_and_on_to_the_next() -> None:
+async def test_failover_goes_to_the_consumer_that_the_topic_chooses_and_on_to_the_next() -> None:
     topic = FakeTopic()
     fill(topic, 4)
     subscription = topic.subscription()
-    second, second_peer = await attach(subscription, FAILOVER, "b", permits=2)
+    second, second_peer = await attach(subscription, FAILOVER, "a", permits=2)
     await settle()
     subscription.acknowledge_up_to(second, Position(1, 0), ())
-    first, first_peer = await attach(subscription, FAILOVER, "a", permits=10)
+    first, first_peer = await attach(subscription, FAILOVER, "b", permits=10)
     await settle()
     assert second_peer.got() == [0, 1]
     assert first_peer.got() == [1, 2, 3]
@@ -227,8 +227,8 @@ async def test_only_the_active_consumer_may_ask_for_redelivery() -> None:
     topic = FakeTopic()
     fill(topic, 2)
     subscription = topic.subscription()
-    _, active_peer = await attach(subscription, FAILOVER, "a", permits=10)
-    standby, _ = await attach(subscription, FAILOVER, "b", permits=10)
+    _, active_peer = await attach(subscription, FAILOVER, "b", permits=10)
+    standby, _ = await attach(subscription, FAILOVER, "a", permits=10)
     await settle()
     subscription.redeliver(standby, None, 9)
     await settle()

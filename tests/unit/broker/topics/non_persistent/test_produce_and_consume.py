@@ -25,13 +25,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.fixture
-async def client(broker: Broker) -> AsyncIterator[RawClient]:
-    client = await RawClient.open("127.0.0.1", broker.port)
-    yield client
-    await client.close()
-
-
 def of_type(kind: pb.CommandSubscribe.SubType, name: str = "") -> pb.CommandSubscribe:
     made = pb.CommandSubscribe()
     made.sub_type = kind
@@ -147,8 +140,8 @@ async def test_key_shared_messages_of_a_key_go_to_one_consumer_and_are_dropped_i
 async def test_failover_consumer_that_leaves_hands_over_to_the_next(
     broker: Broker, client: RawClient
 ) -> None:
-    first = await client.subscribe(TOPIC, "s", of_type(FAILOVER, "a"), permits=10)
-    second = await client.subscribe(TOPIC, "s", of_type(FAILOVER, "b"), permits=10)
+    first = await client.subscribe(TOPIC, "s", of_type(FAILOVER, "b"), permits=10)
+    second = await client.subscribe(TOPIC, "s", of_type(FAILOVER, "a"), permits=10)
     producer = await client.create_producer(TOPIC)
     await producer.send(b"1")
     assert (await received(first), await received(second)) == ([b"1"], [])

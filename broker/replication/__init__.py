@@ -1,0 +1,1 @@
+"""Geo-replication: what this cluster sends to others."""

@@ -1,7 +1,8 @@
 """The controller of a topic: its ordered consumers, and the segments that each one has."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ClassVar
 
 import structlog
@@ -191,7 +192,7 @@ class TopicController:
         return self._segments.state(segment_of(self.live.name, segment)) is not None
 
     def _membership_changed(self, group: GroupController, name: str) -> None:
-        self._in_background(self._store_membership(group, name))
+        self._in_background(partial(self._store_membership, group, name))
 
     async def _store_membership(self, group: GroupController, name: str) -> None:
         async with self._registrations:
@@ -235,7 +236,7 @@ class TopicController:
 
     def check_drained(self) -> None:
         """Check which groups have drained the sealed segments, after segments were sealed."""
-        self._in_background(self._check_sealed())
+        self._in_background(self._check_sealed)
 
     async def _check_sealed(self) -> None:
         for group in list(self.groups.values()):
@@ -279,7 +280,7 @@ class TopicController:
                     self._check_segment(segment_id, group)
         reserved = self._reserved.get(subscription)
         if reserved is not None and reserved.awaits(segment_id):
-            self._in_background(reserved.decide(segment_id))
+            self._in_background(partial(reserved.decide, segment_id))
 
     def detached(self, consumer: SegmentConsumer, *, by_command: bool, seen: bool = True) -> None:
         """Take in that a consumer is detached from a segment.
@@ -300,11 +301,11 @@ class TopicController:
         base = consumer.name.removesuffix(segment_suffix(segment_id))
         return base != consumer.name and group.speaks_at_segments(base)
 
-    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+    def _in_background(self, work: Callable[[], Awaitable[None]]) -> None:
         self._tasks.start(self._logged(work))
 
-    async def _logged(self, work: Coroutine[object, object, None]) -> None:
+    async def _logged(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except MagnetarError as error:
             log.warning("controller_work_failed", topic=str(self.live.name), error=str(error))

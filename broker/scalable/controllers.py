@@ -23,6 +23,7 @@ from broker.scalable.topic_leadership import NotController, TopicLeadership, not
 from broker.scalable.topic_store import TopicStore
 from broker.scalable.watch import TooManySessions
 from broker.topics.client_connection import ClientConnection
+from broker.topics.compaction.reserved import require_of_clients
 from config.bounds import (
     CONTROLLER_CLOSE_S,
     REGISTRATION_RETRY_MAX_S,
@@ -172,6 +173,7 @@ class Controllers:
         """Register the consumer, here or at the leader, and have its first assignment sent."""
         if not request.subscription.strip() or not request.consumer_name.strip():
             raise EmptyName("An ordered consumer needs names for subscription and consumer: set.")
+        require_of_clients(request.subscription)
         name = parse_topic_name(request.topic)
         if name.domain is TopicDomain.SEGMENT:
             name = segment_name(name).parent

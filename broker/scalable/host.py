@@ -10,6 +10,8 @@ from broker.policies.topic_policies import TopicPolicies
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
+from broker.topics.subscription_positions import OtherClusters
+from broker.topics.topic_counts import TopicCounts
 from config.settings import Settings
 from storage.clock import Clock
 from storage.managed_ledger.factory import ManagedLedgerFactory
@@ -32,8 +34,14 @@ class ScalableHost(Protocol):
     topic_policies: TopicPolicies
     policies: PoliciesInForce
     schemas: SchemaRegistry
+    topic_counts: TopicCounts
     topics: TopicRegistry
     offloads: Offloads
+
+    @property
+    def replications(self) -> OtherClusters:
+        """The other clusters."""
+        ...
 
     @property
     def broker_id(self) -> str:

@@ -33,7 +33,8 @@ class Housekeeping:
 
     `recover` finishes or undoes one step, under its topic's lock; `is_finishing` returns whether
     one is being finished without the lock; `finish_late` finishes a migration that was published
-    after its step was undone; `interval_s` is the time between rounds.
+    after its step was undone; `take_in_sealed` takes in what another process has sealed;
+    `interval_s` is the time between rounds.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Housekeeping:
         recover: Callable[[Step], Awaitable[None]],
         is_finishing: Callable[[Step], bool],
         finish_late: Callable[[LiveTopic], Awaitable[None]],
+        take_in_sealed: Callable[[LiveTopic], Awaitable[None]],
         retention_of: Callable[[TopicName], Awaitable[Retention]],
         interval_s: float,
     ) -> None:
@@ -60,6 +62,7 @@ class Housekeeping:
         self._recover = recover
         self._is_finishing = is_finishing
         self._finish_late = finish_late
+        self._take_in_sealed = take_in_sealed
         self._retention_of = retention_of
         self._interval_s = interval_s
         self._without_leader: set[TopicName] = set()
@@ -121,6 +124,7 @@ class Housekeeping:
         if live is not None:
             if live.layout.legacy:
                 await self._finish_late(live)
+            await self._take_in_sealed(live)
             await self._pruner.prune(live, await self._retention_of(name))
 
     # Steps
@@ -162,7 +166,7 @@ class Housekeeping:
             try:
                 await self._recover_step(step)
             except MagnetarError as error:
-                log.error("layout_step_not_recovered", step=step.key, error=str(error))
+                log.warning("layout_step_not_recovered", step=step.key, error=str(error))
             except Exception:
                 log.exception("layout_step_not_recovered", step=step.key)
 

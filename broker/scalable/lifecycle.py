@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -115,6 +116,23 @@ class Lifecycle:
             record = change(live.stored.record)
             if record != live.stored.record:
                 self._topics.publish(live, await self._store.change(live.stored, record))
+
+    async def renew_incarnation(self, name: TopicName, known: int | None) -> int:
+        """Draw another incarnation for a topic if it has the one that is `known`, or none.
+
+        The write is conditional, so no broker has to lead the topic for it.  Answers the one that
+        it has then.  Raises as `amend`.
+        """
+        drawn = self._rng.getrandbits(64)
+
+        def change(record: ScalableTopicRecord) -> ScalableTopicRecord:
+            is_known = record.incarnation in (None, known)
+            return replace(record, incarnation=drawn) if is_known else record
+
+        await self.amend(name, change)
+        found = (await self._topics.get(name)).stored.record.incarnation
+        log.info("incarnation_drawn", topic=str(name), drawn=found == drawn)
+        return drawn if found is None else found
 
     async def delete(
         self, name: TopicName, *, force: bool, before: Callable[[], Awaitable[None]]

@@ -81,10 +81,15 @@ class LiveTopics:
         self._deleting: set[TopicName] = set()
         self._deletions = 0
         self._listeners: list[LayoutListener] = []
+        self._incarnation_listeners: list[LayoutListener] = []
 
     def on_layout(self, listener: LayoutListener) -> None:
         """Call `listener` after each change of a layout."""
         self._listeners.append(listener)
+
+    def on_incarnation(self, listener: LayoutListener) -> None:
+        """Call `listener` when a topic in memory has another incarnation."""
+        self._incarnation_listeners.append(listener)
 
     def on_renewal(self, listener: NameListener) -> None:
         """Call `listener` with an awaited name under which a topic was created by another broker.
@@ -193,9 +198,16 @@ class LiveTopics:
         self._held.pop(name, None)
 
     def publish(self, live: LiveTopic, stored: StoredTopic) -> None:
-        """Take in a changed record; call the layout listeners if its epoch is higher."""
+        """Take in a changed record; call the layout listeners if its epoch is higher.
+
+        Those of the incarnation are called if that is another one.
+        """
         newer = stored.record.layout.epoch > live.layout.epoch
+        renewed = stored.record.incarnation != live.stored.record.incarnation
         live.stored = stored
+        if renewed:
+            for listener in self._incarnation_listeners:
+                _call_listener(listener, live, name=live.name)
         if newer:
             for listener in self._listeners:
                 _call_listener(listener, live, name=live.name)
@@ -313,7 +325,8 @@ def twin(name: TopicName) -> TopicName:
 def not_found(name: TopicName) -> ScalableTopicNotFound:
     """The error for a topic that does not exist."""
     return ScalableTopicNotFound(
-        f"Scalable topic not found: {twin(name)}. Create it, or check its name."
+        f"Scalable topic not found: {twin(name)}. Create it, check its name, or migrate the "
+        "ordinary topic of that name, if there is one."
     )
 
 

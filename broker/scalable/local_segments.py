@@ -15,11 +15,27 @@ from broker.scalable.segment_stats import stats_of
 from broker.scalable.segment_view import Members, SegmentView, SubscriptionView, is_drained
 from broker.scalable.send_pause import PausedSends
 from broker.topics.carried_ids import FinalSequences
+from broker.topics.completeness import INCOMPLETE, Completeness
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.producer import Producer
+from broker.topics.replicated_ranges import EVERYTHING
+from broker.topics.replication import is_replicator_cursor
 from broker.topics.subscription import Subscription
-from broker.topics.topic import SubscriptionNotFound, Topic, TopicNotFound, TopicState
+from broker.topics.subscription_positions import (
+    CopiesAnswered,
+    CopiesLeft,
+    PositionsTold,
+    SubscriptionState,
+)
+from broker.topics.topic import (
+    LIST_SUBSCRIPTIONS,
+    SubscriptionNotFound,
+    Topic,
+    TopicNotFound,
+    TopicState,
+)
+from broker.topics.truncation import move_behind
 from magnetar.protocol.ids import Position
 from magnetar.protocol.names import SegmentName, TopicName
 from magnetar.protocol.server_error import InternalError, PeerError, ServerError
@@ -107,25 +123,83 @@ class LocalSegments:
         return None if topic is None else await sample_keys(topic, self._broker.clock.now_ms())
 
     async def create_subscription(
-        self, segment: SegmentName, name: str, start: Position, properties: Mapping[str, str]
+        self,
+        segment: SegmentName,
+        name: str,
+        start: Position,
+        properties: Mapping[str, str],
+        *,
+        replicated: bool = False,
+        completeness: Completeness = INCOMPLETE,
     ) -> None:
-        """Create a durable subscription at `start`, unless it exists."""
+        """Create a durable subscription, or the cursor of a replicator, unless it exists."""
         topic = await self.open(segment)
-        await topic.create_subscription(name, start, properties=properties)
+        if is_replicator_cursor(name):
+            await topic.open_replicator_cursor(name, start)
+            # The list of clusters may have changed since the parent was asked.
+            topic.replication.apply()
+            return
+        await topic.create_subscription(
+            name, start, properties=properties, replicated=replicated, completeness=completeness
+        )
 
     async def delete_subscription(self, segment: SegmentName, name: str, *, force: bool) -> None:
         """Delete a subscription.  Raises `SubscriptionNotFound`, `ConsumerBusy` unless forced."""
         await (await self.open(segment)).unsubscribe(name, force=force)
 
+    async def set_replicated(self, segment: SegmentName, name: str, *, replicated: bool) -> None:
+        """Have a subscription move in other clusters too, or not.
+
+        Raises `SubscriptionNotFound`.
+        """
+        topic = await self.open(segment)
+        await topic.set_replicated(_subscription(topic, name), replicated=replicated)
+
     async def seek(self, segment: SegmentName, name: str, position: Position) -> None:
         """Move a subscription to EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
         await _subscription(await self.open(segment), name).seek(position)
+
+    async def skip_backlog(self, segment: SegmentName, name: str) -> None:
+        """Move a subscription behind the messages that may be read now.
+
+        Raises `SubscriptionNotFound`.
+        """
+        topic = await self.open(segment)
+        await move_behind(topic, _subscription(topic, name), topic.max_read_position())
 
     async def seek_to_time(self, segment: SegmentName, name: str, timestamp_ms: int) -> None:
         """Move a subscription to the first message published at or after a time."""
         topic = await self.open(segment)
         position = await first_published_since(topic.ledger, timestamp_ms)
         await _subscription(topic, name).seek(position)
+
+    async def subscription_state(self, segment: SegmentName, cluster: str) -> SubscriptionState:
+        """Return how far the replicated subscriptions have come, for another cluster."""
+        positions = (await self.open(segment)).replication.positions
+        if positions is None:
+            return SubscriptionState(None, {}, settled=True)
+        return await positions.state(cluster)
+
+    async def take_positions(self, segment: SegmentName, told: PositionsTold) -> CopiesLeft:
+        """Acknowledge copies that are acknowledged in their source cluster.
+
+        Returns what is left of them.  Raises `StaleSender`.
+        """
+        topic = await self.open(segment)
+        positions = topic.replication.positions
+        return no_copies(topic, told) if positions is None else await positions.take_positions(told)
+
+    async def note_complete(self, segment: SegmentName, cluster: str, names: Sequence[str]) -> None:
+        """Note durably of which subscriptions nothing of another cluster is missing."""
+        positions = (await self.open(segment)).replication.positions
+        if positions is not None:
+            await positions.note_complete(cluster, names)
+
+    async def take_answer(self, segment: SegmentName, answered: CopiesAnswered) -> None:
+        """Acknowledge what another cluster has no copy of any more that is not acknowledged."""
+        positions = (await self.open(segment)).replication.positions
+        if positions is not None:
+            await positions.take_answer(answered)
 
     async def seal(self, segment: SegmentName) -> None:
         """Refuse new producers, let attached ones finish, terminate the segment."""
@@ -147,17 +221,17 @@ class LocalSegments:
             ) from None
 
     async def final_sequences(self, segment: SegmentName, changed_ms: int) -> FinalSequences:
-        """Return the last sequence ids of a sealed segment, its parents' included."""
+        """Return the last sequence ids and ranges of a sealed segment, its parents' included."""
         topic = await self.open(segment)
         return await topic.final_sequences(segment, changed_ms)
 
     async def inherit_sequences(self, segment: SegmentName, finals: FinalSequences) -> None:
-        """Give a segment the last sequence ids of its parents, durably.
+        """Give a segment the last sequence ids and ranges of its parents, durably.
 
         It takes them once.
         """
         topic = await self.open(segment)
-        await topic.sequence_store.inherit(segment, finals.producers)
+        await topic.sequence_store.inherit(segment, finals)
 
     async def delete(self, segment: SegmentName, attempt: str) -> None:
         """Delete a segment that is in no layout, with its producers and consumers closed.
@@ -218,9 +292,26 @@ def view_of(topic: Topic) -> SegmentView:
                 at_end=each.at_end,
                 consumers=len(each.consumers),
                 properties=each.cursor.properties,
+                replicated=each.cursor.replicated,
+                completeness=Completeness.parse(each.cursor.replication_note),
             )
             for name, each in topic.subscriptions.items()
         },
+        replicator_cursors={name: each.at_end for name, each in topic.replicator_cursors.items()},
+    )
+
+
+def no_copies(topic: Topic, told: PositionsTold) -> CopiesLeft:
+    """The answer of a legacy topic: nothing that a segment of another cluster sent is in it."""
+    found = {name: topic.subscriptions.get(name) for name in told.below}
+    return CopiesLeft(
+        topic.sealed,
+        {
+            name: dict.fromkeys(told.below[name], EVERYTHING.position)
+            for name, each in found.items()
+            if each is not None and each.cursor.replicated
+        },
+        frozenset(name for name, each in found.items() if each is None or not each.durable),
     )
 
 
@@ -253,6 +344,6 @@ def _subscription(topic: Topic, name: str) -> Subscription:
     found = topic.subscriptions.get(name)
     if found is None:
         raise SubscriptionNotFound(
-            f"{topic.name} has no subscription {name!r}: see its list over REST."
+            f"{topic.name} has no subscription {name!r}: {LIST_SUBSCRIPTIONS}"
         )
     return found

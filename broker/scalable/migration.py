@@ -102,6 +102,7 @@ class Migrator:
             await self._lifecycle.clear_leftover(name)
             partitions = await self._ordinary_topics(name)
             await self._require_not_compacted(name, partitions)
+            await self._require_not_replicated(partitions[0])
             if not force:
                 await self._require_managed(name, partitions)
             properties = await self._properties(partitions)
@@ -191,6 +192,20 @@ class Migrator:
                 f"{name} is compacted, and scalable topics are not: set compactionThreshold to 0, "
                 f"delete the subscription {COMPACTION_CURSOR!r}, which drops the compacted data, "
                 "and migrate then."
+            )
+
+    async def _require_not_replicated(self, name: TopicName) -> None:
+        """Raise `IllegalMigration` if a list names other clusters.
+
+        There the topic of the name is an ordinary one, to which no segments are sent, and what it
+        lacks yet would be sent by nobody.
+        """
+        names = (await self._broker.policies.read(name)).replication_clusters
+        if names:
+            raise IllegalMigration(
+                f"{name.partitioned} is replicated among {', '.join(sorted(names))}, where it "
+                "stays an ordinary topic: set its list of clusters to the local one alone, migrate "
+                "it in each cluster, and set the list again."
             )
 
     async def _require_managed(self, name: TopicName, partitions: Sequence[TopicName]) -> None:

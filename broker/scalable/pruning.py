@@ -12,6 +12,7 @@ from broker.scalable.layout import Segment
 from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.records import segment_of
+from broker.scalable.replicated_segments import is_needed
 from broker.scalable.segment_requests import DeleteSegment, ViewSegment
 from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
@@ -31,7 +32,7 @@ class Pruner:
 
     - It is SEALED, its subscriptions are carried over, and no parent of it is in the layout.
     - No reader (a subscription that is not durable) is attached to it.
-    - All its durable subscriptions have drained it.
+    - All its durable subscriptions have drained it, and every cluster to which it is replicated.
     - It was sealed longer ago than the namespace retains acknowledged data; if it has entries and
       no durable subscription, also longer ago than `unsubscribed_retention_ms`.
 
@@ -111,7 +112,7 @@ class Pruner:
         }
 
     def _may_go(self, segment: Segment, view: SegmentView, retention: Retention) -> bool:
-        if not view.sealed:
+        if not view.sealed or is_needed(view.replicator_cursors):
             return False
         subscriptions = view.subscriptions.values()
         durable = [subscription for subscription in subscriptions if subscription.durable]

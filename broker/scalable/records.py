@@ -45,6 +45,7 @@ SEALED = IndexEntry("magnetar:scalable-topics", "with-sealed-segments")
 
 _KEPT_CHANGES = "lastChangesPruned"
 _CONSUMER_GRACE = "consumerSessionGracePeriodSeconds"
+_INCARNATION = "replicationIncarnation"
 _OWN_INDEXES = frozenset({NAMES_INDEX, SEALED.index})
 _NOT_IN_INDEX_NAMES = re.compile(r"[/\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
 _NOT_IN_INDEX_KEYS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\U0010ffff]")
@@ -73,6 +74,8 @@ class ScalableTopicRecord:
     consumer_grace_s: int | None = None
     kept_changes: LastChanges | None = None
     """Times of changes whose parents were pruned; see `last_changes`."""
+    incarnation: int | None = None
+    """The number that other clusters know this life of the topic by, once it was replicated."""
 
     def to_json(self) -> dict[str, object]:
         """The record as it is stored and as REST answers it."""
@@ -88,6 +91,8 @@ class ScalableTopicRecord:
             members[_CONSUMER_GRACE] = self.consumer_grace_s
         if self.kept_changes is not None:
             members[_KEPT_CHANGES] = self.kept_changes.to_json()
+        if self.incarnation is not None:
+            members[_INCARNATION] = f"{self.incarnation:016x}"
         return members
 
 
@@ -195,11 +200,15 @@ def decode_topic(value: bytes) -> ScalableTopicRecord:
         grace = members.get(_CONSUMER_GRACE)
         grace_s = None if grace is None else _number(grace)
         kept = decode_last_changes(members.get(_KEPT_CHANGES))
+        drawn = members.get(_INCARNATION)
+        incarnation = None if drawn is None else int(drawn, 16)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptLayout(
             f"The record of a scalable topic cannot be read ({error!r}): restore it from a backup."
         ) from error
-    return ScalableTopicRecord(verify(layout), MappingProxyType(properties), policy, grace_s, kept)
+    return ScalableTopicRecord(
+        verify(layout), MappingProxyType(properties), policy, grace_s, kept, incarnation
+    )
 
 
 def indexes_of(record: ScalableTopicRecord) -> tuple[IndexEntry, ...]:

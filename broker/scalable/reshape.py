@@ -1,11 +1,12 @@
 """Splits, merges and rebuckets, as durable steps that a restart can finish.
 
-PREPARED    the step is noted; child ledgers exist, with every subscription of the parents at
-            Earliest; they await the parents' sequence ids; no layout names them
+PREPARED    the step is noted; child ledgers exist, with every subscription of the parents, and
+            every position of a replicator, at Earliest; they await the parents' sequence ids; no
+            layout names them
 PUBLISHED   the record is changed and pushed; parents take no new producers, finish what the
             attached ones have in flight, and are terminated
-SEALED      every subscription made on the parents meanwhile is carried over, and so are the last
-            sequence ids of their producers; the note is gone
+SEALED      every subscription and position made on the parents meanwhile is carried over, and so
+            are the last sequence ids of their producers; the note is gone
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from broker.scalable.leftovers import Leftovers
 from broker.scalable.live_topics import LiveTopic, LiveTopics, not_found, twin
 from broker.scalable.records import segment_of
 from broker.scalable.segment_requests import DeleteSegment, SealSegment, ViewSegment
-from broker.scalable.segment_view import SegmentView
+from broker.scalable.segment_view import CarriedSubscription, SegmentView
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind, new_attempt
 from broker.scalable.topic_leadership import not_led
@@ -129,6 +130,38 @@ class Reshaper:
             return
         live.sealing.update(parent.segment_id for parent in step.ends)
         await self._finish(live, step, recorded=False)
+
+    async def take_in_sealed(self, live: LiveTopic) -> None:
+        """Take in that another process has sealed segments of a topic that this one leads.
+
+        An earlier process may go on for a while, and finish a step that this one has tried too.  A
+        segment that it has sealed may be open here, if it was loaded before: it is sealed again,
+        which shows that the ledger has another owner, and then loaded anew.
+        """
+        # Before the notes are read: then no segment of a later step is among these.
+        sealing = set(live.sealing)
+        names = (segment_of(live.name, each) for each in live.layout.sealed)
+        open_here = [each for each in names if self._is_open_here(each)]
+        if not (sealing or open_here):
+            return
+        # The note of a step goes last, so what is SEALED in the layout and in no note is sealed.
+        noted = {each for step in await self._store.begun_for(live.name) for each in step.ends}
+        finished = sealing - {each.segment_id for each in noted}
+        live.sealing -= finished
+        stale = [each for each in open_here if each not in noted]
+        for segment in stale:
+            try:
+                await self._segments.ask(SealSegment(segment))
+            except MagnetarError as error:
+                log.info("stale_segment_closed", segment=str(segment), because=str(error))
+        if finished or stale:
+            self._sealed(live)
+
+    def _is_open_here(self, segment: SegmentName) -> bool:
+        if segment.legacy_topic is not None:
+            return False  # see `Migrator.finish_late`
+        topic = self._segments.running(segment)
+        return topic is not None and not topic.sealed
 
     # A topic that becomes scalable (see `migration`)
 
@@ -243,8 +276,10 @@ class Reshaper:
     async def _prepare(self, step: Step, parents: list[SegmentView]) -> None:
         views = dict(zip(step.ends, parents, strict=True))
         for ends, makes in step.families:
+            carried = [views[end].carried for end in ends]
             subscriptions = {
-                name: properties for end in ends for name, properties in views[end].durable.items()
+                name: CarriedSubscription.of_child([each.get(name) for each in carried])
+                for name in dict.fromkeys(name for each in carried for name in each)
             }
             for child in makes:
                 await self._segments.prepare(child, ends, subscriptions)

@@ -13,6 +13,13 @@ from broker.scalable.key_sample import KeySample
 from broker.scalable.local_segments import LocalSegments
 from broker.scalable.segment_view import SegmentView
 from broker.topics.carried_ids import FinalSequences
+from broker.topics.completeness import INCOMPLETE, Completeness
+from broker.topics.subscription_positions import (
+    CopiesAnswered,
+    CopiesLeft,
+    PositionsTold,
+    SubscriptionState,
+)
 from magnetar.protocol.ids import Position
 from magnetar.protocol.names import SegmentName, TopicName
 
@@ -76,10 +83,19 @@ class CreateSubscription(SegmentRequest[None]):
     name: str
     start: Position
     properties: Mapping[str, str] = field(default_factory=dict)
+    replicated: bool = False
+    completeness: Completeness = INCOMPLETE
 
     async def run(self, segments: LocalSegments) -> None:
         """See `LocalSegments.create_subscription`."""
-        await segments.create_subscription(self.segment, self.name, self.start, self.properties)
+        await segments.create_subscription(
+            self.segment,
+            self.name,
+            self.start,
+            self.properties,
+            replicated=self.replicated,
+            completeness=self.completeness,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +112,19 @@ class DeleteSubscription(SegmentRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class SetReplicated(SegmentRequest[None]):
+    """Have a subscription move in other clusters too, or not.  Raises `SubscriptionNotFound`."""
+
+    KIND: ClassVar[str] = "segment.set-replicated"
+    name: str
+    replicated: bool
+
+    async def run(self, segments: LocalSegments) -> None:
+        """See `LocalSegments.set_replicated`."""
+        await segments.set_replicated(self.segment, self.name, replicated=self.replicated)
+
+
+@dataclass(frozen=True, slots=True)
 class SeekSubscription(SegmentRequest[None]):
     """Move a subscription to EARLIEST or LATEST.  Raises `SubscriptionNotFound`."""
 
@@ -106,6 +135,18 @@ class SeekSubscription(SegmentRequest[None]):
     async def run(self, segments: LocalSegments) -> None:
         """See `LocalSegments.seek`."""
         await segments.seek(self.segment, self.name, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class SkipSegmentBacklog(SegmentRequest[None]):
+    """Skip all published messages of a subscription.  Raises `SubscriptionNotFound`."""
+
+    KIND: ClassVar[str] = "segment.skip-backlog"
+    name: str
+
+    async def run(self, segments: LocalSegments) -> None:
+        """See `LocalSegments.skip_backlog`."""
+        await segments.skip_backlog(self.segment, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +163,58 @@ class SeekSubscriptionToTime(SegmentRequest[None]):
     async def run(self, segments: LocalSegments) -> None:
         """See `LocalSegments.seek_to_time`."""
         await segments.seek_to_time(self.segment, self.name, self.timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSubscriptions(SegmentRequest[SubscriptionState]):
+    """Return how far the replicated subscriptions have come, for another cluster."""
+
+    KIND: ClassVar[str] = "segment.view-subscriptions"
+    cluster: str
+
+    async def run(self, segments: LocalSegments) -> SubscriptionState:
+        """See `LocalSegments.subscription_state`."""
+        return await segments.subscription_state(self.segment, self.cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class TakePositions(SegmentRequest[CopiesLeft]):
+    """Acknowledge copies that are acknowledged in their source cluster; return what is left.
+
+    Raises `StaleSender` if a newer layout of the source topic is known than the one given.
+    """
+
+    KIND: ClassVar[str] = "segment.take-positions"
+    told: PositionsTold
+
+    async def run(self, segments: LocalSegments) -> CopiesLeft:
+        """See `LocalSegments.take_positions`."""
+        return await segments.take_positions(self.segment, self.told)
+
+
+@dataclass(frozen=True, slots=True)
+class NoteComplete(SegmentRequest[None]):
+    """Note of which replicated subscriptions nothing of another cluster is missing."""
+
+    KIND: ClassVar[str] = "segment.note-complete"
+    cluster: str
+    names: Sequence[str]
+
+    async def run(self, segments: LocalSegments) -> None:
+        """See `LocalSegments.note_complete`."""
+        await segments.note_complete(self.segment, self.cluster, self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeAnswer(SegmentRequest[None]):
+    """Acknowledge what another cluster has no copy of any more that is not acknowledged."""
+
+    KIND: ClassVar[str] = "segment.take-answer"
+    answered: CopiesAnswered
+
+    async def run(self, segments: LocalSegments) -> None:
+        """See `LocalSegments.take_answer`."""
+        await segments.take_answer(self.segment, self.answered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +354,14 @@ SEGMENT_REQUESTS: Mapping[str, type[SegmentRequest[object]]] = MappingProxyType(
             SampleKeys,
             CreateSubscription,
             DeleteSubscription,
+            SetReplicated,
             SeekSubscription,
             SeekSubscriptionToTime,
+            SkipSegmentBacklog,
+            ViewSubscriptions,
+            TakePositions,
+            NoteComplete,
+            TakeAnswer,
             SealSegment,
             PauseSends,
             ResumeSends,

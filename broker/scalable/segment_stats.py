@@ -6,26 +6,29 @@ from datetime import UTC, datetime
 from typing import Final
 
 from broker.scalable.segment_view import Members
-from broker.topics.backlog_sizes import BacklogSize, backlog_sizes, earliest_of
+from broker.topics.backlog_sizes import BacklogSize, backlog_sizes
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
 from broker.topics.topic_stats import (
+    OPENED_BATCHES,
+    backlog_members,
     consumer_rates,
     producer_rates,
+    replication_stats,
     subscription_rates,
     topic_rates,
 )
 
-NO_BACKLOG_AGE: Final = -1
-"""`oldestBacklogMessageAgeSeconds` without a backlog, as in Pulsar."""
 _BYTE_RATES: Final = {"msgThroughputIn": "byteRateIn", "msgThroughputOut": "byteRateOut"}
 """Names of topics' statistics to those of scalable topics', for the same rates."""
 
 
 async def stats_of(topic: Topic) -> Members:
     """Return the statistics of a loaded segment.
+
+    Senders of other clusters are in `replication`, and not among the producers.
 
     Rates of bytes are there under both of Pulsar's names: `msgThroughputIn` of topics, `byteRateIn`
     of segments.  Subscriptions that are not durable, of readers, are left out.
@@ -38,11 +41,14 @@ async def stats_of(topic: Topic) -> Members:
         "storageSize": topic.ledger.total_size_bytes,
         "offloadedStorageSize": offloaded,
         "backlogSize": max((each.size_bytes for each in sizes.values()), default=0),
-        "oldestBacklogMessageAgeSeconds": _age_s(sizes, topic.context.clock.now_ms()),
+        **await backlog_members(topic),
         "waitingPublishers": sum(not each.attached for each in topic.producers.values()),
         "producers": [
-            _producer(producer, now_s) for producer in topic.producers.values() if producer.attached
+            _producer(producer, now_s)
+            for producer in topic.producers.values()
+            if producer.attached and producer.source_cluster is None
         ],
+        "replication": _replication(topic, now_s),
         "subscriptions": {
             name: _subscription(subscription, sizes.get(name), now_s)
             for name, subscription in topic.subscriptions.items()
@@ -62,9 +68,13 @@ def instant(time_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _age_s(sizes: dict[str, BacklogSize], now_ms: int) -> int:
-    earliest_ms = earliest_of(sizes)
-    return NO_BACKLOG_AGE if earliest_ms is None else max(0, now_ms - earliest_ms) // 1000
+def _replication(topic: Topic, now_s: float) -> Members:
+    """ReplicatorStats by cluster, and how many batches were divided for it."""
+    sent = topic.replication.outbound_stats(now_s)
+    found = replication_stats(topic.producers.values(), now_s, sent)
+    for cluster, each in sent.items():
+        found[cluster][OPENED_BATCHES] = each.opened_batches
+    return {**found}
 
 
 def _producer(producer: Producer, now_s: float) -> Members:
@@ -84,6 +94,7 @@ def _subscription(subscription: Subscription, size: BacklogSize | None, now_s: f
         **with_byte_rates(subscription_rates(subscription, now_s).as_members()),
         **({} if size is None else size.as_members()),
         "type": kind.label if kind is not None else "None",
+        "isReplicated": subscription.cursor.replicated,
         "msgBacklog": subscription.backlog,
         "msgDelayed": subscription.delayed,
         "unackedMessages": subscription.unacked,

@@ -1,13 +1,45 @@
 """The view of a segment that its owner sends to other brokers: values, and their JSON.  Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
+
+from broker.topics.completeness import INCOMPLETE, Completeness
 
 Members = dict[str, object]
 
 
 class MalformedView(ValueError):
     """The JSON is not that of a segment's view."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedSubscription:
+    """What children of a segment get of a durable subscription, beside its name.
+
+    That of a replicator's cursor has nothing beside it.
+    """
+
+    properties: Mapping[str, str]
+    replicated: bool = False
+    """Whether users asked for its replication to other clusters."""
+    completeness: Completeness = INCOMPLETE
+    """Of which clusters it has had every copy."""
+
+    @classmethod
+    def of_child(cls, parents: Sequence[Self | None]) -> Self:
+        """What a child gets, of one parent or more that have it; None for one that does not.
+
+        It is replicated if it is in one of them.
+        """
+        known = [each for each in parents if each is not None]
+        properties = known[-1].properties
+        if not any(each.replicated for each in known):
+            return cls(properties)
+        completeness = Completeness.inherited(
+            each.completeness if each is not None and each.replicated else None for each in parents
+        )
+        return cls(properties, replicated=True, completeness=completeness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +55,23 @@ class SubscriptionView:
     at_end: bool
     consumers: int
     properties: Mapping[str, str]
+    replicated: bool
+    completeness: Completeness = INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """A segment at one moment.  `producers` counts those that are attached."""
+    """A segment at one moment.  `producers` counts those that are attached.
+
+    `replicator_cursors` says by name whether each is at the end: then the other cluster has all of
+    the segment, if that is sealed.
+    """
 
     sealed: bool
     entries: int
     producers: int
     subscriptions: Mapping[str, SubscriptionView]
+    replicator_cursors: Mapping[str, bool]
 
     @property
     def in_use(self) -> bool:
@@ -40,9 +79,18 @@ class SegmentView:
         return bool(self.producers) or any(s.consumers for s in self.subscriptions.values())
 
     @property
-    def durable(self) -> dict[str, Mapping[str, str]]:
-        """The subscriptions that outlive their consumers, with their properties."""
-        return {name: s.properties for name, s in self.subscriptions.items() if s.durable}
+    def carried(self) -> dict[str, CarriedSubscription]:
+        """What children get: subscriptions that outlive their consumers, replicators' cursors.
+
+        A child has the cursors of all its parents before it is published (R1 of
+        `../../docs/decisions/replicated-segments.md`): producers may write to it from then on.
+        """
+        subscriptions = {
+            name: CarriedSubscription(each.properties, each.replicated, each.completeness)
+            for name, each in self.subscriptions.items()
+            if each.durable
+        }
+        return subscriptions | {name: CarriedSubscription({}) for name in self.replicator_cursors}
 
     def drained(self, subscription: str) -> bool:
         """Whether a subscription has drained the segment; see `is_drained`."""
@@ -63,9 +111,12 @@ class SegmentView:
                     "atEnd": each.at_end,
                     "consumers": each.consumers,
                     "properties": dict(each.properties),
+                    "replicated": each.replicated,
+                    "completeness": each.completeness.to_json(),
                 }
                 for name, each in self.subscriptions.items()
             },
+            "replicatorCursors": dict(self.replicator_cursors),
         }
 
     @classmethod
@@ -85,8 +136,13 @@ class SegmentView:
                         at_end=bool(each["atEnd"]),
                         consumers=int(each["consumers"]),
                         properties={str(k): str(v) for k, v in each["properties"].items()},
+                        replicated=bool(each["replicated"]),
+                        completeness=Completeness.from_json(each["completeness"]),
                     )
                     for name, each in members["subscriptions"].items()
+                },
+                replicator_cursors={
+                    str(name): bool(end) for name, end in members["replicatorCursors"].items()
                 },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

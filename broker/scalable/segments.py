@@ -25,8 +25,10 @@ from broker.scalable.segment_requests import (
     ViewRunningSegment,
     ViewSegment,
 )
+from broker.scalable.segment_view import CarriedSubscription
 from broker.topics.carried_ids import FinalSequences, common_to_partitions
 from broker.topics.producer import Producer
+from broker.topics.replication import is_replicator_cursor
 from broker.topics.sequence_store import AWAITED_PROPERTY, awaited_property
 from broker.topics.topic import Topic
 from broker.topics.topic_requests import OWNER_ERRORS
@@ -226,40 +228,55 @@ class Segments:
         self,
         child: SegmentName,
         parents: Iterable[SegmentName],
-        subscriptions: Mapping[str, Mapping[str, str]],
+        subscriptions: Mapping[str, CarriedSubscription],
     ) -> None:
-        """Create a segment that is in no layout yet, with these subscriptions at Earliest.
+        """Create a segment that is in no layout yet, with these cursors at Earliest.
 
-        `subscriptions` are their properties, by name.  It needs metadata only, so it is done here:
-        no broker may open the segment before the layout is published.  Until the segment has the
-        sequence ids of its parents, it compares no message with them.
+        It needs metadata only, so it is done here: no broker may open the segment before the layout
+        is published.  Until the segment has the sequence ids of its parents, it compares no message
+        with them.
         """
         await self._broker.topics.purge_leftovers_if_new(child.topic_name)
         ledger = await self._broker.managed_ledgers.open(child.ledger_path)
         # Another leader may have made the segment, and its ids may be there: then it is not absent.
         if AWAITED_PROPERTY not in ledger.properties:
             await ledger.set_properties({AWAITED_PROPERTY: awaited_property(parents)})
-        for name, properties in subscriptions.items():
+        for name, carried in subscriptions.items():
             if name not in ledger.cursors:
-                await ledger.open_cursor(name, EARLIEST, properties=properties)
+                await ledger.open_cursor(
+                    name,
+                    EARLIEST,
+                    properties=carried.properties,
+                    replicated=carried.replicated,
+                    replication_note=carried.completeness.note,
+                    begins=is_replicator_cursor(name),
+                )
         if self._shared:
             # Its owner will open the ledger.
             await self._broker.managed_ledgers.unload(child.ledger_path)
 
     async def carry_over(self, parent: SegmentName, children: Iterable[SegmentName]) -> None:
-        """Create the parent's durable subscriptions on its children, at Earliest.
+        """Create the parent's durable subscriptions, and positions, on its children, at Earliest.
 
         Those that exist stay as they are.
         """
-        names = list((await self.ask(ViewSegment(parent))).durable)
+        carried_over = (await self.ask(ViewSegment(parent))).carried
         for child in children:
-            for name in names:
-                await self.ask(CreateSubscription(child, name, EARLIEST))
+            for name, carried in carried_over.items():
+                await self.ask(
+                    CreateSubscription(
+                        child,
+                        name,
+                        EARLIEST,
+                        carried.properties,
+                        replicated=carried.replicated,
+                    )
+                )
 
     async def carry_sequences(
         self, parents: Mapping[SegmentName, int], children: Iterable[SegmentName]
     ) -> None:
-        """Give the children the last sequence ids of their sealed parents, durably.
+        """Give the children the last sequence ids and ranges of their sealed parents, durably.
 
         `parents` are the times at which the layout change began that sealed them.
         """
@@ -270,6 +287,6 @@ class Segments:
         if any(parent.legacy_topic is not None for parent in parents):
             together = common_to_partitions(finals)
         else:
-            together = FinalSequences([each for final in finals for each in final.producers])
+            together = FinalSequences.together(finals)
         for child in children:
             await self.ask(InheritSequences(child, together))

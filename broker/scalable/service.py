@@ -41,8 +41,10 @@ from broker.scalable.segment_requests import (
 )
 from broker.scalable.segment_view import Members
 from broker.scalable.segments import OwnersElsewhere, Segments
+from broker.scalable.source_topics import ScalableSourceTopics
 from broker.scalable.stats import TopicStats
 from broker.scalable.steps import Step, StepKind
+from broker.scalable.subscription_exchange import SubscriptionExchange
 from broker.scalable.subscriptions import TopicSubscriptions
 from broker.scalable.topic_leadership import TopicLeadership
 from broker.scalable.topic_store import ScalableTopicExists, TopicStore
@@ -118,26 +120,46 @@ class ScalableTopics(SegmentReports):
         self._grace_periods = GracePeriods(
             broker.namespaces, settings.scalable_consumer_grace_period_s
         )
-        self.controllers = Controllers(
-            self._topics,
-            self._store,
-            self._segments,
-            self._leads,
-            ControllerRecord(broker),
-            self._follower,
-            self.relays,
-            grace_periods=self._grace_periods,
-            counters=self.counters,
-        )
+        self.controllers = self._make_controllers()
         # Last, in the same turn: a producer that is refused has been sent the new layout before.
         self._topics.on_layout(self._refuse_producers)
         self.namespace_watches = NamespaceWatches(broker.metadata, self._store, broker.namespaces)
         self._assemble_changes()
+        self.replicated = ScalableSourceTopics(
+            self._segments, self._read_anew, self.renew_incarnation, self._topics.on_incarnation
+        )
+        self.subscription_exchange = self._make_exchange()
         self._work = BackgroundTasks()
         self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
         self._forget = (
             placement.on_change(self._owner_changed),
             placement.on_brokers(self.sessions.all_moved),
+        )
+
+    def _make_controllers(self) -> Controllers:
+        return Controllers(
+            self._topics,
+            self._store,
+            self._segments,
+            self._leads,
+            ControllerRecord(self._broker),
+            self._follower,
+            self.relays,
+            grace_periods=self._grace_periods,
+            counters=self.counters,
+        )
+
+    def _make_exchange(self) -> SubscriptionExchange:
+        settings = self._broker.settings
+        return SubscriptionExchange(
+            self._broker.placement,
+            self._segments,
+            self._read_anew,
+            self.replicated.incarnation_of,
+            self._broker.replications,
+            settings.cluster_name,
+            self._broker.clock,
+            period_s=settings.replicated_subscriptions_snapshot_frequency_ms / 1000,
         )
 
     def _make_follower(self) -> "FeedFollower":
@@ -151,7 +173,6 @@ class ScalableTopics(SegmentReports):
         broker, settings = self._broker, self._broker.settings
         clock, leads, leftovers = broker.clock, self._leads, Leftovers()
         parts = (self._topics, self._store, self._segments, clock, broker.random)
-        max_buckets = settings.scalable_topic_entry_bucket_max_per_segment
         self._lifecycle = Lifecycle(
             *parts,
             self.controllers.topic_deleted,
@@ -164,7 +185,7 @@ class ScalableTopics(SegmentReports):
             self._segments_sealed,
             leads.leads,
             leftovers,
-            max_buckets=max_buckets,
+            max_buckets=settings.scalable_topic_entry_bucket_max_per_segment,
             counters=self.counters,
             settles_s=SEGMENT_SETTLES_S if self._shared else 0,
         )
@@ -203,13 +224,18 @@ class ScalableTopics(SegmentReports):
             recover=self._recover,
             is_finishing=self._reshaper.is_finishing,
             finish_late=self._migrator.finish_late,
+            take_in_sealed=self._reshaper.take_in_sealed,
             retention_of=self._retention_of,
             interval_s=settings.sealed_segment_prune_interval_s,
         )
 
     def request_handlers(self) -> Mapping[str, RequestHandler]:
         """Return a handler of each request that other brokers send, by its kind."""
-        return {**self._segments.request_handlers(), **self.feeds.request_handlers()}
+        return {
+            **self._segments.request_handlers(),
+            **self.feeds.request_handlers(),
+            **self.subscription_exchange.request_handlers(),
+        }
 
     # Start and stop
 
@@ -228,6 +254,7 @@ class ScalableTopics(SegmentReports):
         The next start, or leader, takes up that work again.  Sessions, and followers at other
         brokers, are still sent changes until `close`.
         """
+        await self.subscription_exchange.stop()
         await self.scaler.stop()
         await self.load_reporter.stop()
         await self._housekeeping.stop()
@@ -332,14 +359,15 @@ class ScalableTopics(SegmentReports):
     ) -> None:
         """Create a topic.
 
-        Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`.
+        Raises `ScalableTopicExists`, `IllegalSegmentCount`, `InvalidTopicName`, `TooManyTopics`.
         """
         await self._work.finish(self._create(name, segments=segments, properties=properties))
 
     async def _create(
         self, name: TopicName, *, segments: int, properties: Mapping[str, str]
     ) -> LiveTopic:
-        live = await self._lifecycle.create(name, segments=segments, properties=properties)
+        async with self._broker.topic_counts.room(twin(name)):
+            live = await self._lifecycle.create(name, segments=segments, properties=properties)
         self.sessions.created(live.name)
         return live
 
@@ -348,9 +376,20 @@ class ScalableTopics(SegmentReports):
 
         Raises `ScalableTopicNotFound`.
         """
+        return (await self._read_anew(name)).stored.record
+
+    async def _read_anew(self, name: TopicName) -> LiveTopic:
         if self._shared:
             await self._topics.refresh(twin(name))
-        return (await self._topics.get(name)).stored.record
+        return await self._topics.get(name)
+
+    async def renew_incarnation(self, name: TopicName, known: int | None) -> int:
+        """Draw another incarnation for a topic if it has the one that is `known`, or none.
+
+        Answers the one that it has then.  Any broker may do it.  Raises `ScalableTopicNotFound`,
+        `ConcurrentChange`.
+        """
+        return await self._work.finish(self._lifecycle.renew_incarnation(name, known))
 
     async def exists(self, name: TopicName) -> bool:
         """Whether there is a topic of that name."""
@@ -493,7 +532,12 @@ class ScalableTopics(SegmentReports):
             counted[segment.segment_id] = told
         kinds = await self._store.subscriptions(live.name)
         controller = self.controllers.of(live.name)
-        return TopicStats(live, counted, kinds, controller, self._broker.placement).to_json()
+        key_hash = (await self._broker.policies.read(live.name)).replication_key_hash
+        placement = self._broker.placement
+        return {
+            **TopicStats(live, counted, kinds, controller, placement, key_hash).to_json(),
+            "replicatedSubscriptions": await self.subscription_exchange.view(live.name),
+        }
 
     async def segment_stats(self, name: TopicName, segment_id: int) -> dict[str, object]:
         """The statistics of one segment, from its owner.
@@ -541,12 +585,22 @@ class ScalableTopics(SegmentReports):
     # Subscriptions
 
     async def create_subscription(
-        self, name: TopicName, subscription: str, *, kind: str, start: Position
+        self,
+        name: TopicName,
+        subscription: str,
+        *,
+        kind: str,
+        start: Position,
+        replicated: bool = False,
     ) -> None:
-        """Create a subscription of `kind` STREAM or QUEUE on every ACTIVE segment."""
-        await self._lead_and(
-            name, self._subscriptions.create(name, subscription, SubscriptionKind(kind), start)
+        """Create a subscription of `kind` STREAM or QUEUE on every ACTIVE segment.
+
+        `replicated`: it moves in other clusters too.
+        """
+        creation = self._subscriptions.create(
+            name, subscription, SubscriptionKind(kind), start, replicated=replicated
         )
+        await self._lead_and(name, creation)
 
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool) -> None:
         """Delete a subscription on every segment.
@@ -554,6 +608,21 @@ class ScalableTopics(SegmentReports):
         Raises `SubscriptionNotFound`; without `force` also `ConsumerBusy`.
         """
         await self._lead_and(name, self._subscriptions.delete(name, subscription, force=force))
+
+    async def replicated_subscription(self, name: TopicName, subscription: str) -> dict[str, bool]:
+        """Whether a subscription moves in other clusters too, by the name of the segment.
+
+        Raises `SubscriptionNotFound`.
+        """
+        return await self._subscriptions.replicated(name, subscription)
+
+    async def set_replicated(self, name: TopicName, subscription: str, *, replicated: bool) -> None:
+        """Have a subscription move in other clusters too, or not.
+
+        Raises `SubscriptionNotFound`.
+        """
+        change = self._subscriptions.set_replicated(name, subscription, replicated=replicated)
+        await self._lead_and(name, change)
 
     async def seek_subscription(
         self, name: TopicName, subscription: str, timestamp_ms: int
@@ -564,6 +633,15 @@ class ScalableTopics(SegmentReports):
     async def skip_all(self, name: TopicName, subscription: str) -> None:
         """Skip all messages that are stored, on every segment."""
         await self._lead_and(name, self._subscriptions.skip_all(name, subscription))
+
+    async def skip_backlog(self, name: TopicName, subscription: str) -> None:
+        """Skip all messages that are stored, of one subscription or with an empty name of all.
+
+        Nothing is done if the topic does not have the subscription.
+        """
+        names = set(await self._store.subscriptions(twin(name)))
+        for each in sorted({subscription} & names if subscription else names):
+            await self.skip_all(name, each)
 
     # Segments
 

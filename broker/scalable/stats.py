@@ -9,8 +9,9 @@ from broker.scalable.group_controller import GroupController
 from broker.scalable.layout import Segment
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.records import SubscriptionKind, segment_of
-from broker.scalable.segment_stats import NO_BACKLOG_AGE, instant
+from broker.scalable.segment_stats import instant
 from broker.scalable.segment_view import Members
+from broker.topics.topic_stats import OLDEST_AGE, QUOTA_LIMITS, replication_of_all
 from broker.topics.traffic import incoming_members
 from magnetar.protocol.names import segment_suffix
 
@@ -20,7 +21,6 @@ _SUBSCRIPTION_RATES = (*_RATES_OUT, "msgRateRedeliver", "messageAckRate")
 _CONSUMER_COUNTS = ("unackedMessages", "availablePermits")
 _STORED = ("storageSize", "offloadedStorageSize", "backlogSize")
 _BACKLOG_SIZES = ("messagesInBacklog", "backlogSize")
-_AGE = "oldestBacklogMessageAgeSeconds"
 _EARLIEST = "earliestMsgPublishTimeInBacklog"
 
 
@@ -38,12 +38,15 @@ class TopicStats:
         kinds: Mapping[str, SubscriptionKind | None],
         controller: TopicController | None,
         placement: Placement,
+        key_hash: str,
     ) -> None:
+        """`key_hash` is the `replication_key_hash` of the topic's policies."""
         self._live = live
         self._counted = counted
         self._kinds = kinds
         self._groups = {} if controller is None else controller.groups
         self._placement = placement
+        self._key_hash = key_hash
 
     def to_json(self) -> Members:
         """The statistics as JSON, in Pulsar's form.
@@ -71,11 +74,14 @@ class TopicStats:
             **{
                 name: sum(_count(each, name) for each in self._counted.values()) for name in _STORED
             },
-            _AGE: max(
-                (_count(each, _AGE) for each in self._counted.values()), default=NO_BACKLOG_AGE
-            ),
+            **{
+                name: max((_count(each, name) for each in self._counted.values()), default=-1)
+                for name in (*QUOTA_LIMITS, OLDEST_AGE)
+            },
             "producers": _producers(self._counted),
             "subscriptions": {name: self._subscription(name) for name in subscriptions},
+            "replication": _replication(self._counted),
+            "replicationKeyHash": self._key_hash,
         }
 
     def _segment(self, segment: Segment) -> Members:
@@ -126,6 +132,7 @@ class TopicStats:
                 if each and all(size in one for one in each)
             },
             "type": kind.value,
+            "isReplicated": any(one.get("isReplicated") for one in each),
             "consumerCount": most if group is None else len(group.group.registered()),
             "msgBacklog": sum(_count(s, "msgBacklog") for s in per_segment.values()),
             "msgDelayed": sum(_count(s, "msgDelayed") for s in per_segment.values()),
@@ -150,6 +157,19 @@ def _incoming(each: Iterable[Members]) -> Members:
     rates = _rates(each, _RATES_IN)
     sizes = incoming_members(_rate(rates, "msgRateIn"), _rate(rates, "byteRateIn"))
     return {**rates, "averageMsgSize": sizes["averageMsgSize"]}
+
+
+def _replication(counted: Mapping[int, Members]) -> Members:
+    """ReplicatorStats by cluster: of all segments together, and of each."""
+    by_cluster: dict[str, dict[str, Members]] = {}
+    for segment_id, segment in counted.items():
+        for cluster, one in _object(segment, "replication").items():
+            if isinstance(one, dict):
+                by_cluster.setdefault(str(cluster), {})[str(segment_id)] = one
+    return {
+        cluster: {**replication_of_all([*each.values()]), "segments": each}
+        for cluster, each in by_cluster.items()
+    }
 
 
 def _producers(counted: Mapping[int, Members]) -> list[Members]:

@@ -11,12 +11,15 @@ from broker.scalable.segment_requests import (
     DeleteSubscription,
     SeekSubscription,
     SeekSubscriptionToTime,
+    SetReplicated,
+    SkipSegmentBacklog,
     ViewSegment,
 )
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
+from broker.topics.compaction.reserved import require_of_clients
 from broker.topics.dispatch.errors import ConsumerBusy
-from broker.topics.topic import SubscriptionNotFound, TopicNotFound
+from broker.topics.topic import LIST_SUBSCRIPTIONS, SubscriptionNotFound, TopicNotFound
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.names import SegmentName, TopicName
 
@@ -36,19 +39,29 @@ class TopicSubscriptions:
         self._controllers = controllers
 
     async def create(
-        self, name: TopicName, subscription: str, kind: SubscriptionKind, start: Position
+        self,
+        name: TopicName,
+        subscription: str,
+        kind: SubscriptionKind,
+        start: Position,
+        *,
+        replicated: bool,
     ) -> None:
         """Create a subscription on every ACTIVE segment where it is missing.
 
+        `replicated`: it moves in other clusters too, where it is made.
         A subscription that has a type already keeps it.  On sealed segments consumers create it
-        when they subscribe.
+        when they subscribe.  Raises `ReservedSubscription`.
         """
+        require_of_clients(subscription)
         live = await self._topics.get(name)
         async with self._topics.lock(live.name):
             await self._store.put_subscription(live.name, subscription, kind)
             for segment in live.layout.active:
                 target = segment_of(live.name, segment)
-                await self._segments.ask(CreateSubscription(target, subscription, start))
+                await self._segments.ask(
+                    CreateSubscription(target, subscription, start, replicated=replicated)
+                )
 
     async def delete(self, name: TopicName, subscription: str, *, force: bool) -> None:
         """Delete a subscription on all segments, with its registered consumers.
@@ -79,6 +92,35 @@ class TopicSubscriptions:
                 await self._store.remove_consumer(live.name, subscription, consumer)
             await self._store.remove_subscription(live.name, subscription)
 
+    async def replicated(self, name: TopicName, subscription: str) -> dict[str, bool]:
+        """Whether the subscription moves in other clusters too, by the name of the segment.
+
+        Raises `SubscriptionNotFound`.
+        """
+        live = await self._topics.get(name)
+        found: dict[str, bool] = {}
+
+        async def note(segment: Segment, name: SegmentName) -> None:
+            view = (await self._segments.ask(ViewSegment(name))).subscriptions.get(subscription)
+            if view is not None:
+                found[str(name.topic_name)] = view.replicated
+
+        await self._each(live, subscription, note)
+        return found
+
+    async def set_replicated(self, name: TopicName, subscription: str, *, replicated: bool) -> None:
+        """Have the subscription move in other clusters too, or not, on each segment that has it.
+
+        Raises `SubscriptionNotFound`.
+        """
+        live = await self._topics.get(name)
+
+        async def change(segment: Segment, name: SegmentName) -> None:
+            await self._segments.ask(SetReplicated(name, subscription, replicated))
+
+        async with self._topics.lock(live.name):
+            await self._each(live, subscription, change)
+
     async def seek(self, name: TopicName, subscription: str, timestamp_ms: int) -> None:
         """Seek to the first message published at or after a time, on each segment.
 
@@ -97,11 +139,11 @@ class TopicSubscriptions:
         await self._each(live, subscription, seek)
 
     async def skip_all(self, name: TopicName, subscription: str) -> None:
-        """Skip all messages that are stored.  Raises `SubscriptionNotFound`."""
+        """Skip all messages that are published.  Raises `SubscriptionNotFound`."""
         live = await self._topics.get(name)
 
         async def skip(segment: Segment, name: SegmentName) -> None:
-            await self._segments.ask(SeekSubscription(name, subscription, LATEST))
+            await self._segments.ask(SkipSegmentBacklog(name, subscription))
 
         await self._each(live, subscription, skip)
 
@@ -124,5 +166,6 @@ class TopicSubscriptions:
                 continue  # the segment was pruned meanwhile, or the subscription deleted
         if not reached:
             raise SubscriptionNotFound(
-                f"{live.name} has no subscription {subscription!r}: see its list over REST."
+                f"{live.name} has no subscription {subscription!r}: create it with PUT "
+                f".../subscriptions/NAME, or {LIST_SUBSCRIPTIONS}"
             )

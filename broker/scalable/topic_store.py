@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import structlog
 
+from broker.policies.namespaces import confirm_creation
 from broker.scalable import history, steps
 from broker.scalable.assignment_record import StoredAssignment
 from broker.scalable.history import HistoryEntry
@@ -119,7 +120,7 @@ class TopicStore:
     # Topics
 
     async def create(self, name: TopicName, record: ScalableTopicRecord) -> StoredTopic:
-        """Store a new topic.  Raises `ScalableTopicExists`."""
+        """Store a new topic.  Raises `ScalableTopicExists`, `NamespaceNotFound`."""
         value = encode_topic(record)
         indexes = indexes_of(record)
         try:
@@ -128,6 +129,12 @@ class TopicStore:
             raise ScalableTopicExists(
                 f"{name} exists already: use it, or choose another name."
             ) from None
+
+        async def undo() -> None:
+            with contextlib.suppress(VersionConflict):
+                await self._metadata.delete(topic_path(name), expect=put.version)
+
+        await confirm_creation(self._metadata, name.namespace_name, undo)
         return StoredTopic(name, record, put.version, put.modifications)
 
     async def load(self, name: TopicName, known: StoredTopic | None = None) -> StoredTopic | None:

@@ -304,18 +304,18 @@ class DagSessions:
         self._awaiting_others.update(ready)
         active = [segment_of(live.name, each) for each in live.layout.active]
         paused = self._others.paused(far, active)
-        owned = self._others.find_owners(unowned)
-        self._pushes.start(self._push_when_paused(live.name, ready, owned, paused))
+        find_owners = partial(self._others.find_owners, unowned)
+        self._pushes.start(self._push_when_paused(live.name, ready, find_owners, paused))
 
     async def _push_when_paused(
         self,
         name: TopicName,
         sessions: Collection[DagSession],
-        owned: Awaitable[None],
+        find_owners: Callable[[], Awaitable[None]],
         paused: AbstractAsyncContextManager[bool],
     ) -> None:
         try:
-            await owned
+            await find_owners()
             async with paused as any_paused:
                 connections = self._push_to_those_behind(name, sessions)
                 if any_paused:

@@ -9,7 +9,7 @@ of it, and nothing of it has any effect from then on.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from broker.app.service import Broker
 from broker.placement import OneBroker
@@ -19,7 +19,8 @@ from broker.policies.topic_policies import TopicPolicies
 from broker.scalable.assignment_record import StoredAssignment
 from broker.scalable.group_controller import GroupController
 from broker.scalable.live_topics import LiveTopic
-from broker.scalable.records import SubscriptionKind, segment_of
+from broker.scalable.records import SubscriptionKind, namespace_path, segment_of
+from broker.scalable.segment_requests import SegmentRequest
 from broker.scalable.service import ScalableTopics
 from broker.topics.consumer import Consumer, SubscribeRequest, SubscriptionType
 from broker.topics.offloading import Offloads
@@ -28,7 +29,9 @@ from broker.topics.producer_names import ProducerNames
 from broker.topics.publish_limits import PublishLimits
 from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
+from broker.topics.subscription_positions import PositionsTold, SubscriptionsLeft
 from broker.topics.topic import Topic
+from broker.topics.topic_counts import TopicCounts
 from broker.transactions.service import Transactions
 from broker.wire.connection import Connection
 from config.settings import Settings
@@ -37,6 +40,7 @@ from magnetar.protocol.ids import EARLIEST, LATEST, Position
 from magnetar.protocol.message import build_entry
 from magnetar.protocol.names import TopicName, parse_topic_name, segment_name
 from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.managed_ledger.records import ledger_key
 from storage.managed_ledger.types import Limits
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import (
@@ -57,6 +61,7 @@ from tests.unit.storage.managed_ledger.fakes import (
 )
 
 TOPIC = parse_topic_name("topic://public/default/t")
+A = TypeVar("A")
 LIMITS = Limits(cursor_flush_ms=1)
 
 
@@ -332,6 +337,15 @@ def group_of(topics: ScalableTopics, subscription: str = "s") -> GroupController
     return group
 
 
+class NoOtherClusters:
+    """The other clusters of a node: none."""
+
+    async def tell_positions(
+        self, cluster: str, topic: TopicName, told: PositionsTold
+    ) -> SubscriptionsLeft:
+        raise AssertionError("no topic here is replicated")
+
+
 class Node:
     """One process: what `Broker` puts together, but for ports."""
 
@@ -350,6 +364,7 @@ class Node:
         self.settings = Settings(**(given | settings))  # type: ignore[arg-type]
         self.random = random.Random(seed)
         self.placement = OneBroker("127.0.0.1")
+        self.replications = NoOtherClusters()
         self.placement.listening(port=6650, http_port=8080)
         self.publish_limits = PublishLimits(connection_bytes=2**20, total_bytes=2**22)
         self.managed_ledgers = ManagedLedgerFactory(
@@ -358,6 +373,13 @@ class Node:
         self.namespaces = Namespaces(self.metadata, self.settings)
         self.topic_policies = TopicPolicies(self.metadata)
         self.policies = PoliciesInForce(self.namespaces, self.topic_policies, self.settings)
+        self.topic_counts = TopicCounts(
+            self.metadata,
+            self.namespaces,
+            self.settings,
+            ledgers_of=ledger_key,
+            scalable_of=namespace_path,
+        )
         self.schemas = SchemaRegistry(self.metadata, self.clock)
         self.offloads = Offloads(cast("Broker", self), asyncio.get_running_loop().time)
         self.transactions: Transactions
@@ -445,6 +467,10 @@ class Node:
     async def states(self, topic: TopicName = TOPIC) -> dict[int, str]:
         segments = (await self.scalable.get(topic)).layout.segments
         return {segment_id: s.state.value for segment_id, s in segments.items()}
+
+    async def ask(self, request: SegmentRequest[A]) -> A:
+        """Have the owner of a segment carry out a request."""
+        return await self.scalable._segments.ask(request)
 
     async def live(self, topic: TopicName = TOPIC) -> LiveTopic:
         """The topic in memory."""

@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -267,18 +266,21 @@ async def test_producers_that_come_and_go_share_snapshots(
     """Each has all names, so one for each of them would keep the event loop busy."""
     await broker.scalable.create(TOPIC, segments=1, properties={})
     client = await client_of(broker)
-    saves: list[float] = []
+    loop, saves = asyncio.get_running_loop(), 0
     save = SequenceStore.save
 
     async def counted(store: SequenceStore) -> None:
-        saves.append(asyncio.get_running_loop().time())
+        nonlocal saves
+        saves += 1
         await save(store)
 
     monkeypatch.setattr(SequenceStore, "save", counted)
+    began_s = loop.time()
     for _ in range(20):
         await (await producer_of(client, broker, 0)).close()
-    await until(lambda: len(saves) > 1)
-    assert all(later - before >= SEQUENCE_ATTACH_S for before, later in pairwise(saves))
+    await until(lambda: saves > 1)
+    # The first one begins at once, and the clock may be read late, but not early.
+    assert saves <= 2 + (loop.time() - began_s) / SEQUENCE_ATTACH_S
 
 
 async def test_producers_that_come_together_share_a_snapshot(
@@ -396,7 +398,10 @@ async def test_producer_waits_until_the_parents_ids_are_final(broker: Broker) ->
     assert await send_all(child, range(3)) == [2]
 
 
-async def test_wait_for_the_parents_ends_when_the_segment_is_unloaded(broker: Broker) -> None:
+async def test_wait_for_the_parents_ends_when_the_segment_is_unloaded(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "CARRIED_WAIT_S", 3600.0)
     await broker.scalable.create(TOPIC, segments=1, properties={})
     client, other = await client_of(broker), await client_of(broker)
     producer = await producer_of(client, broker, 0)
@@ -406,9 +411,8 @@ async def test_wait_for_the_parents_ends_when_the_segment_is_unloaded(broker: Br
     child = await broker.topics.get(name, create=False)
     await until(lambda: "p-seg-1" in child.producers)
     await broker.topics.unload(name)
-    async with asyncio.timeout(3):
-        with pytest.raises(BrokerError) as raised:
-            await waiting
+    with pytest.raises(BrokerError) as raised:
+        await waiting
     assert raised.value.code == pb.ServiceNotReady
     await producer.close()
     assert (await producer_of(other, broker, 1)).success.last_sequence_id == -1

@@ -1,6 +1,7 @@
 """Ordered consumers: registrations, hand-over, leaving, grace, restarts, parents first."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -93,6 +94,8 @@ async def test_errors_come_in_the_response(topic: Node) -> None:
         _, answer = await topic.peer().register("a", topic=name)
         assert answer.error == code
         assert not answer.HasField("assignment")
+        if code == pb.TopicNotFound:
+            assert "migrate the ordinary topic of that name" in answer.message
 
 
 async def test_segments_are_handed_over_when_they_are_closed(topic: Node) -> None:
@@ -670,3 +673,16 @@ async def test_names_with_slashes_and_dots(node: Node) -> None:
         assert await node.scalable._store.consumers(name, consumer) == [consumer]
     peer = Peer(node)
     await peer.attach(0, "..", "..", topic=name)
+
+
+async def test_a_controller_that_ends_leaves_no_work_behind_that_had_not_begun(
+    topic: Node, recwarn: pytest.WarningsRecorder
+) -> None:
+    await topic.peer().register("a")
+    controller = topic.scalable.controllers.of(TOPIC)
+    assert controller is not None
+    controller.drop("s")
+    controller.check_drained()
+    await controller.close()
+    gc.collect()
+    assert not [str(each.message) for each in recwarn if each.category is RuntimeWarning]

@@ -15,6 +15,7 @@ from broker.scalable.local_segments import LocalSegments, SealInterrupted
 from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.reshape import step_of
 from broker.scalable.steps import STEPS_ROOT
+from broker.scalable.topic_leadership import NotController
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import SegmentName, parse_topic_name, segment_name
@@ -304,13 +305,24 @@ def leader_of(cluster: Cluster) -> Node:
 
 async def split(cluster: Cluster, wrote: Writer) -> None:
     segment = next(each for each in wrote.dag.segments if each.state == pb.ACTIVE)
-    await leader_of(cluster).broker.scalable.split(TOPIC, segment.segment_id)
+    await until_awaited(
+        lambda: is_changed(leader_of(cluster).broker.scalable.split(TOPIC, segment.segment_id))
+    )
 
 
 async def merge(cluster: Cluster, wrote: Writer) -> None:
-    scalable = leader_of(cluster).broker.scalable
-    first, second, *_ = (await scalable.get(TOPIC)).layout.active
-    await scalable.merge(TOPIC, (first.segment_id, second.segment_id))
+    first, second, *_ = (await cluster.nodes[0].broker.scalable.get(TOPIC)).layout.active
+    ids = (first.segment_id, second.segment_id)
+    await until_awaited(lambda: is_changed(leader_of(cluster).broker.scalable.merge(TOPIC, ids)))
+
+
+async def is_changed(change: Awaitable[object]) -> bool:
+    """Whether the broker that was asked for it still leads the topic, or takes the lead."""
+    try:
+        await change
+    except NotController:
+        return False
+    return True
 
 
 async def unload(cluster: Cluster, wrote: Writer) -> None:

@@ -9,6 +9,7 @@ import pytest
 from broker.scalable.layout import CorruptLayout, IllegalSegmentCount, split
 from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
 from broker.scalable.records import segment_of
+from broker.scalable.segment_view import CarriedSubscription
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicExists, ScalableTopicNotFound
 from broker.topics.topic import TopicNotFound
@@ -327,7 +328,7 @@ async def test_late_deletion_leaves_the_children_of_a_split_of_a_topic_created_s
     noted = Step(TOPIC, StepKind.SPLIT, 1, (), children, "now")
     await node.scalable._store.begin(noted)
     for child in children:
-        await node.scalable._segments.prepare(child, noted.ends, {"s": {}})
+        await node.scalable._segments.prepare(child, noted.ends, {"s": CarriedSubscription({})})
     for attempt in ("", "earlier"):
         late = Step(TOPIC, StepKind.DELETE, 0, children, attempt=attempt)
         with pytest.raises(DeletionUnfinished):

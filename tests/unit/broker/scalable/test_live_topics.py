@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from broker.policies.namespaces import Namespaces
 from broker.scalable.layout import initial, split
 from broker.scalable.live_topics import LiveTopic, LiveTopics
 from broker.scalable.records import ScalableTopicRecord, decode_topic
 from broker.scalable.topic_store import TopicStore
+from config.settings import Settings
 from magnetar.protocol.names import TopicName
 from storage.metadata.memory import MemoryMetadataStore
 from storage.metadata.store import Version
@@ -64,8 +66,15 @@ async def test_awaited_name_is_watched_until_nobody_awaits_it() -> None:
     await topics.stop()
 
 
+async def store_with_namespace() -> TopicStore:
+    """A store with the namespace in which topics are created."""
+    metadata = MemoryMetadataStore(FakeClock())
+    await Namespaces(metadata, Settings()).start()
+    return TopicStore(metadata)
+
+
 async def test_name_of_a_topic_that_is_gone_is_not_watched_any_more() -> None:
-    store = TopicStore(MemoryMetadataStore(FakeClock()))
+    store = await store_with_namespace()
     stored = await store.create(TOPIC, ScalableTopicRecord(initial(1, now_ms=1)))
     topics = LiveTopics(store, shared=True)
     live = topics.add(stored)
@@ -82,7 +91,7 @@ async def test_name_of_a_topic_that_is_gone_is_not_watched_any_more() -> None:
 
 
 async def test_record_that_did_not_change_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = TopicStore(MemoryMetadataStore(FakeClock()))
+    store = await store_with_namespace()
     topics = LiveTopics(store)
     stored = await store.create(TOPIC, ScalableTopicRecord(initial(4, now_ms=1)))
     topics.add(stored)

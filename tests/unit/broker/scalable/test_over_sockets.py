@@ -1,7 +1,6 @@
 """Scalable topics over the wire: one broker in this process, clients of the bare protocol."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from tests.support.waiting import until
 NAME = "topic://public/default/t"
 TOPIC = parse_topic_name(NAME)
 EARLIEST = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running(tmp_path) as broker:
-        yield broker
 
 
 async def client_of(broker: Broker) -> RawClient:

@@ -113,11 +113,15 @@ async def test_the_namespace_retains(topic: Node) -> None:
 async def test_the_topic_retains_more_than_its_namespace(topic: Node) -> None:
     await topic.drain(0)
     for_ever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-    await topic.topic_policies.change(TOPIC, "retention", for_ever, is_global=False)
+    await topic.topic_policies.update(
+        TOPIC, lambda found: found.changed("retention", for_ever, is_global=False)
+    )
     topic.clock.ms += 365 * 24 * 3_600_000
     await topic.scalable.prune_all()
     assert 0 in await topic.states()
-    await topic.topic_policies.change(TOPIC, "retention", None, is_global=False)
+    await topic.topic_policies.update(
+        TOPIC, lambda found: found.changed("retention", None, is_global=False)
+    )
     await topic.scalable.prune_all()
     assert 0 not in await topic.states()
 
@@ -170,6 +174,25 @@ async def test_nothing_goes_whose_reshape_is_noted_and_not_ended(topic: Node) ->
     assert 0 in await topic.states()
     await topic.scalable._store.end(step)
     del finishing[step]
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+
+
+async def test_segment_goes_whose_reshape_another_process_has_finished(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process had tried it too, and failed."""
+    await topic.drain(0)
+    step = split_of_the_first()
+    await topic.scalable._store.begin(step)
+
+    async def fails(*arguments: object) -> None:
+        raise MetadataError("the test says no: try again.")
+
+    monkeypatch.setattr(topic.scalable._reshaper, "_finish_family", fails)
+    await topic.scalable.prune_all()
+    assert (await topic.scalable._topics.get(TOPIC)).sealing == {0}
+    await topic.scalable._store.end(step)
     await topic.scalable.prune_all()
     assert 0 not in await topic.states()
 

@@ -66,6 +66,12 @@ def test_a_policy_is_kept_as_it_is() -> None:
     assert decode_topic(encode_topic(record)).auto_scale_policy == {"enabled": True, "new": [1]}
 
 
+@pytest.mark.parametrize("incarnation", [None, 0, 2**64 - 1])
+def test_the_incarnation_is_kept(incarnation: int | None) -> None:
+    record = ScalableTopicRecord(initial(1, now_ms=1), incarnation=incarnation)
+    assert decode_topic(encode_topic(record)).incarnation == incarnation
+
+
 @pytest.mark.parametrize(
     "value",
     [

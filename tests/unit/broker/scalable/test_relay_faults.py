@@ -16,7 +16,7 @@ from magnetar.protocol.names import TopicName
 from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.raw_client import Session
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.scalable.relaying import (
     CONSUMERS,
@@ -68,7 +68,7 @@ async def test_a_leader_that_has_nothing_to_say_is_asked_and_kept(
     only._keep_alive()  # it has been heard: the first assignment
     for _ in range(3):
         only._keep_alive()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             await pongs.acquire()
         only._keep_alive()
     await far.broker.scalable.split(TOPIC, 0)
@@ -230,14 +230,14 @@ async def test_waiting_for_an_owner_change_adds_no_listener(cluster: Cluster) ->
     placement._owner_changed("topic://public/default/another")
     assert not any(changed.is_set() for changed in relays._waiting[TOPIC])
     placement._owner_changed(NAME)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         await asyncio.gather(*waiting)
     assert not relays._waiting
     third = asyncio.create_task(relays.wait_for_change(TOPIC, 3600))
     await asyncio.sleep(0)
     placement._candidates = ()
     placement._brokers_changed()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         await third
 
 
@@ -277,7 +277,7 @@ async def test_a_broker_that_stops_waits_for_no_registration_for_long(
     subscribing = asyncio.create_task(client.subscribe_scalable(NAME, "s", "r"))
     await held.reached.wait()
     await b.placement.begin_drain()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         await b.broker.scalable.stop()
     assert not subscribing.done()
     held.go_on.set()

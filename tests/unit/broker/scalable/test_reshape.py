@@ -13,10 +13,12 @@ from broker.scalable.local_segments import SegmentNamed
 from broker.scalable.records import ScalableTopicRecord, segment_of
 from broker.scalable.reshape import step_of
 from broker.scalable.segment_requests import DeleteSegment
+from broker.scalable.segment_view import CarriedSubscription
 from broker.scalable.segments import Segments
 from broker.scalable.steps import Step, StepKind
 from broker.scalable.topic_store import ConcurrentChange, ScalableTopicNotFound, StoredTopic
 from broker.topics.carried_ids import last_carried
+from broker.topics.completeness import Completeness
 from broker.topics.deduplication import NO_POSITION
 from broker.topics.sequence_store import awaited_property
 from broker.topics.topic import TopicNotFound, TopicState, TopicTerminated
@@ -54,6 +56,42 @@ async def test_children_have_the_parents_subscriptions_at_earliest(node: Node) -
     assert await node.backlog(0, "all") == 5
 
 
+async def test_children_have_the_replicated_flag_of_their_parents_subscriptions(
+    node: Node,
+) -> None:
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    parent = await node.segment(0)
+    for name in ("replicated", "local"):
+        subscription = await parent.create_subscription(name, EARLIEST, properties={"who": "me"})
+        await subscription.cursor.set_replicated(name == "replicated")
+    await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    # Of two parents one is enough.
+    await (await node.segment(1)).subscriptions["local"].cursor.set_replicated(True)
+    await node.scalable.merge(TOPIC, (1, 2))
+    await sealed(node, 1, 2)
+    for segment_id, replicated in ((2, {"replicated"}), (3, {"replicated", "local"})):
+        cursors = {n: s.cursor for n, s in (await node.segment(segment_id)).subscriptions.items()}
+        assert {name for name, cursor in cursors.items() if cursor.replicated} == replicated
+        assert all(cursor.properties == {"who": "me"} for cursor in cursors.values())
+
+
+async def test_children_are_complete_of_the_clusters_that_all_parents_are(node: Node) -> None:
+    await node.scalable.create(TOPIC, segments=2, properties={})
+    for segment_id, clusters in ((0, {"east", "west"}), (1, {"west"})):
+        parent = await node.segment(segment_id)
+        noted = Completeness(clusters=frozenset(clusters))
+        await parent.create_subscription("s", EARLIEST, replicated=True, completeness=noted)
+    await node.scalable.split(TOPIC, 0)
+    await sealed(node, 0)
+    split = (await node.segment(2)).subscriptions["s"].cursor.replication_note
+    assert Completeness.parse(split) == Completeness(True, "", frozenset({"east", "west"}), {})
+    await node.scalable.merge(TOPIC, (3, 1))
+    await sealed(node, 1, 3)
+    merged = (await node.segment(4)).subscriptions["s"].cursor.replication_note
+    assert Completeness.parse(merged) == Completeness(True, "", frozenset({"west"}), {})
+
+
 async def test_readers_are_not_carried_over(node: Node) -> None:
     await node.scalable.create(TOPIC, segments=1, properties={})
     await node.peer().attach(0, "c", "reader-1", durable=False)
@@ -84,7 +122,7 @@ async def test_rebucket_of_several_segments_gives_each_child_its_own_parent(node
     async def noting(
         child: SegmentName,
         parents: Iterable[SegmentName],
-        subscriptions: Mapping[str, Mapping[str, str]],
+        subscriptions: Mapping[str, CarriedSubscription],
     ) -> None:
         parents = list(parents)
         awaited[child.segment_id] = awaited_property(parents)
@@ -168,12 +206,17 @@ async def test_a_subscription_made_while_sealing_is_carried_over(node: Node) -> 
     await node.scalable.split(TOPIC, 0)
     child = segment_name((await node.segment(1)).name)
     assert not await node.scalable.inherits_subscription(child, "new")
-    await (await node.segment(0)).create_subscription("new", EARLIEST)
+    made = await (await node.segment(0)).create_subscription(
+        "new", EARLIEST, properties={"who": "me"}
+    )
+    await made.cursor.set_replicated(True)
     assert await node.scalable.inherits_subscription(child, "new")
     await node.fill(1, 2)
     await producer.close()
     await sealed(node, 0)
     assert await node.backlog(1, "new") == 2
+    cursor = (await node.segment(1)).subscriptions["new"].cursor
+    assert (cursor.properties, cursor.replicated) == ({"who": "me"}, True)
     await (await node.segment(0)).create_subscription("later", LATEST)
     assert not await node.scalable.inherits_subscription(child, "later")
 
@@ -584,7 +627,7 @@ async def test_children_of_a_noted_split_are_deleted_by_its_own_attempt_only(
     step = replace(step_of(TOPIC, change), attempt="this")
     await node.scalable._store.begin(step)
     child = step.makes[0]
-    await node.scalable._segments.prepare(child, step.ends, {"s": {}})
+    await node.scalable._segments.prepare(child, step.ends, {"s": CarriedSubscription({})})
     for attempt in ("", "another"):
         with pytest.raises(SegmentNamed):
             await node.scalable._segments.ask(DeleteSegment(child, attempt))
@@ -621,7 +664,7 @@ async def test_two_steps_that_make_the_same_children_are_both_undone(
     for step in (first, second):
         await node.scalable._store.begin(step)
     for child in first.makes:
-        await node.scalable._segments.prepare(child, step.ends, {"s": {}})
+        await node.scalable._segments.prepare(child, step.ends, {"s": CarriedSubscription({})})
     with pytest.raises(SegmentNamed):
         await node.scalable._reshaper._undo(second)
     assert await noted(world) == [first, second]

@@ -24,6 +24,7 @@ from broker.scalable.segment_requests import (
     DeleteSubscription,
     DropHotLedgers,
     InheritSequences,
+    NoteComplete,
     OffloadManifest,
     OffloadSegment,
     PauseSends,
@@ -34,13 +35,31 @@ from broker.scalable.segment_requests import (
     SeekSubscriptionToTime,
     SegmentRequest,
     SegmentStats,
+    SetReplicated,
+    SkipSegmentBacklog,
+    TakeAnswer,
+    TakePositions,
     ViewFinalSequences,
     ViewRunningSegment,
     ViewSegment,
+    ViewSubscriptions,
 )
 from broker.scalable.segment_view import SegmentView, SubscriptionView
 from broker.scalable.segments import Segments
-from broker.topics.carried_ids import CarriedId, FinalIds, FinalSequences, LiveWriter
+from broker.topics.carried_ids import (
+    CarriedId,
+    FinalIds,
+    FinalRanges,
+    FinalSequences,
+    LiveWriter,
+)
+from broker.topics.completeness import Completeness
+from broker.topics.subscription_positions import (
+    CopiesAnswered,
+    CopiesLeft,
+    PositionsTold,
+    SubscriptionState,
+)
 from broker.topics.topic import SubscriptionNotFound
 from config.bounds import OWNER_REQUEST_S
 from magnetar.protocol.ids import EARLIEST, LATEST, Position
@@ -60,9 +79,15 @@ VIEW = SegmentView(
     producers=1,
     subscriptions={
         "s": SubscriptionView(
-            durable=True, backlog=2, at_end=False, consumers=1, properties={"k": "v"}
+            durable=True,
+            backlog=2,
+            at_end=False,
+            consumers=1,
+            properties={"k": "v"},
+            replicated=True,
         )
     },
+    replicator_cursors={"pulsar.repl.west": True},
 )
 FINALS = FinalSequences(
     [
@@ -76,16 +101,29 @@ FINALS = FinalSequences(
                 CarriedId(10, 20, 4, False, LiveWriter(7, 1)),
             ),
         ),
-    ]
+    ],
+    [FinalRanges(0, 9, [["east", "0000000000000007", 2, [[3, 1, [[0, 5, 6]]]]]])],
+)
+TOLD = PositionsTold("east", 2**63, 4, frozenset({0, 3}), {"s": {0: Position(7, 3)}})
+LEFT = CopiesLeft(True, {"s": {0: Position(7, 1)}}, frozenset({"t"}))
+ANSWERED = CopiesAnswered(
+    "west", Position(7, 9), {"s": Position(7, 3)}, {"s": Position(7, 1)}, 2**63
 )
 REQUESTS: list[SegmentRequest[object]] = [
     ViewSegment(WHOLE),
     ViewRunningSegment(WHOLE),
     SampleKeys(WHOLE),
     CreateSubscription(WHOLE, "s", LATEST, {"k": "v"}),
+    CreateSubscription(WHOLE, "s", EARLIEST, completeness=Completeness(True, "c", frozenset("ab"))),
+    NoteComplete(WHOLE, "c", ["s", "t"]),
     DeleteSubscription(WHOLE, "s", force=True),
+    SetReplicated(WHOLE, "s", replicated=True),
     SeekSubscription(WHOLE, "s", EARLIEST),
+    SkipSegmentBacklog(WHOLE, "s"),
     SeekSubscriptionToTime(WHOLE, "s", 7),
+    ViewSubscriptions(WHOLE, "west"),
+    TakePositions(WHOLE, TOLD),
+    TakeAnswer(WHOLE, ANSWERED),
     SealSegment(WHOLE),
     PauseSends(WHOLE, [WHOLE], [SegmentName(TOPIC, 0, 0x7FFF, 1)], "a:1/7"),
     ResumeSends(WHOLE, "a:1/7"),
@@ -141,7 +179,7 @@ def test_request_arrives_as_it_was_sent(request_: SegmentRequest[object]) -> Non
 
 def test_every_kind_of_request_is_tried_here() -> None:
     assert {each.KIND for each in REQUESTS} == SEGMENT_REQUESTS.keys()
-    assert len(SEGMENT_REQUESTS) == 17
+    assert len(SEGMENT_REQUESTS) == 23
 
 
 @pytest.mark.parametrize(
@@ -152,6 +190,9 @@ def test_every_kind_of_request_is_tried_here() -> None:
         (ViewRunningSegment(WHOLE), None),
         (SampleKeys(WHOLE), KeySample({2**31: 3, 7: 1}, 2, 6)),
         (SampleKeys(WHOLE), None),
+        (ViewSubscriptions(WHOLE, "west"), SubscriptionState(None, {"s": Position(7, 3)}, False)),
+        (TakePositions(WHOLE, TOLD), LEFT),
+        (TakeAnswer(WHOLE, ANSWERED), None),
         (SealSegment(WHOLE), None),
         (SegmentStats(WHOLE), {"storageSize": 3, "producers": []}),
         (DropHotLedgers(WHOLE, None), [1, 2]),
@@ -221,7 +262,7 @@ async def test_broker_that_does_not_own_the_segment_names_the_owner(cluster: Clu
     assert failed.value.owner_id == a.id
     assert failed.value.error_code == ServerError.SERVICE_NOT_READY
     assert await b.broker.scalable._segments.ask(ViewSegment(WHOLE)) == SegmentView(
-        sealed=False, entries=0, producers=0, subscriptions={}
+        sealed=False, entries=0, producers=0, subscriptions={}, replicator_cursors={}
     )
 
 

@@ -1,14 +1,18 @@
 """DAG sessions: what each name is answered with, and what is pushed when."""
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 
 import pytest
 
 from broker.scalable import answers
 from broker.scalable.dag import dag_of
+from broker.scalable.live_topics import LiveTopic
 from broker.wire.handlers.scalable import HANDLERS
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.names import TopicName, parse_topic_name
+from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
 from tests.support.bounds import set_bound
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
@@ -303,3 +307,39 @@ async def test_each_form_of_an_address_gets_every_layout(topic: Node) -> None:
     await topic.scalable.split(TOPIC, 0)
     for peer in (plain, secure):
         assert [each.dag.epoch for each in peer.layouts()] == [0, 1]
+
+
+class EveryoneElse:
+    """Other brokers that have a sender to each segment, and own none."""
+
+    def has(self, _: SegmentName) -> bool:
+        return True
+
+    def has_owner(self, _: SegmentName) -> bool:
+        return False
+
+    async def find_owners(self, _: Collection[SegmentName]) -> None:
+        """Know no owner."""
+
+    @asynccontextmanager
+    async def paused(self, *_: Collection[SegmentName]) -> AsyncIterator[bool]:
+        yield False
+
+
+async def test_a_broker_that_stops_leaves_no_push_behind_that_had_not_begun(
+    topic: Node, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    await topic.peer().watch()
+    sessions = topic.scalable.sessions
+    monkeypatch.setattr(sessions, "_others", EveryoneElse())
+    stopped = asyncio.Event()
+
+    def stop(_: LiveTopic) -> None:
+        sessions.stop()
+        stopped.set()
+
+    topic.scalable._topics.on_layout(stop)  # noqa: SLF001 - after the sessions
+    await topic.scalable.split(TOPIC, 0)
+    assert stopped.is_set()
+    gc.collect()
+    assert not [str(each.message) for each in recwarn if each.category is RuntimeWarning]

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 
+from broker.topics.client_connection import address_of
 from broker.topics.closed_consumers import ClosedConsumers
 from broker.topics.consumer import Consumer
 from broker.topics.producer import Producer
+from broker.topics.throttled_sends import THROTTLED
 from broker.wire.client_addresses import ClientAddresses
 from broker.wire.outbox import Outbox
 from broker.wire.peer_memory import PeerMemory
@@ -35,6 +37,8 @@ from config.bounds import (
     MAX_FRAME_SIZE,
     MAX_PENDING_REQUESTS,
     RECENTLY_CLOSED_PRODUCERS,
+    SHORT_READ_S,
+    TURN_S,
 )
 from magnetar.protocol.commands import FIELD_OF_TYPE
 from magnetar.protocol.frames import FrameDecoder, FrameError, Received, Send, encode_command
@@ -133,6 +137,8 @@ class Connection(asyncio.Protocol):
     that authorization allowed, there is nothing that could use one."""
     login: "Login | None" = None
     """None without authentication, and before CONNECT."""
+    _used_s = 0.0
+    """What the reads of this turn of the loop have taken, short ones aside."""
 
     def __init__(
         self, broker: ConnectionHost, handlers: "Mapping[int, Handler]", send: "SendHandler"
@@ -238,11 +244,12 @@ class Connection(asyncio.Protocol):
             return
         if self._frame_bytes and not self._held:
             self._frame_bytes = 0
+        began_s = self._loop.time()
         frames = self._decode(data)
         if self._held or self.paused:
             self._held.extend(frames)
         else:
-            self._serve(frames)
+            self._serve(frames, began_s)
         if self._decoder.has_more and not self._held:
             self._leave_for_next_turn(())
         if self._frame_error is not None and not self._held and not self.closing:
@@ -250,6 +257,9 @@ class Connection(asyncio.Protocol):
         partial = self._decoder.buffered_size
         if partial > REPORTED_PARTIAL_BYTES or self._held or self._partial_bytes:
             self._note_held(len(data), partial)
+        used_s = self._loop.time() - began_s
+        if used_s >= SHORT_READ_S and self._reading:
+            self._account_read(used_s)
 
     def eof_received(self) -> bool:
         """Have the transport closed: the peer sends nothing more."""
@@ -363,7 +373,7 @@ class Connection(asyncio.Protocol):
     @property
     def address(self) -> str:
         """The peer's address, without a port."""
-        return self.remote.rpartition(":")[0] or self.remote
+        return address_of(self.remote)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -598,7 +608,7 @@ class Connection(asyncio.Protocol):
         if self.paused or self.closing:
             return
         held, self._held = self._held, []
-        self._serve(held)
+        self._serve(held, self._loop.time())
         if self.paused or self.closing or self._held:
             return
         if self._decoder.has_more:
@@ -625,10 +635,23 @@ class Connection(asyncio.Protocol):
             self._frame_error = error.with_traceback(None)
             return frames
 
-    def _serve(self, frames: Sequence[Received]) -> None:
+    def _account_read(self, used_s: float) -> None:
+        """Read nothing more in this turn of the loop once its reads have taken TURN_S together."""
+        # libuv goes on reading a socket that has more, up to 32 times, before it serves others.
+        if not self._used_s:
+            self._loop.call_soon(self._begin_turn)
+        self._used_s += used_s
+        if self._used_s >= TURN_S:
+            self._leave_for_next_turn(())
+
+    def _begin_turn(self) -> None:
+        self._used_s = 0.0
+
+    def _serve(self, frames: Sequence[Received], began_s: float) -> None:
+        """Serve frames for as long as the turn lasts that began at `began_s`; hold the others."""
         handlers = self._handlers
         at, end = 0, len(frames)
-        turn = Turn(self._loop.time)
+        turn = Turn(self._loop.time, began_s)
         while at < end:
             frame = frames[at]
             if self.paused:
@@ -817,6 +840,10 @@ class Connection(asyncio.Protocol):
         self._output_seen = self._outbox.drained_bytes
         silent = not self._received_any and not self.paused
         self._received_any = False
+        if THROTTLED in self.paused and _WRITING not in self.paused:
+            # Its own PINGs are not read now: anything from here tells it that the broker is alive.
+            self._pings.append(None)
+            self.send_encoded(_PING_FRAME)
         if not silent and not stuck:
             self._ping_sent = False
         elif self._ping_sent:

@@ -20,6 +20,7 @@ import structlog
 from broker.wire.protocol_violation import ProtocolViolation
 from magnetar.protocol.pulsar_pb2 import (
     AuthData,
+    AuthMethod,
     BaseCommand,
     CommandAuthChallenge,
     CommandAuthResponse,
@@ -29,7 +30,7 @@ from magnetar.protocol.server_error import PeerError, ServerError
 from magnetar.protocol.state_table import StateTable
 from security.authenticator import Authenticator, OriginalClient
 from security.errors import CredentialsRefused, Refusal
-from security.identity import Identity, Method, Principal
+from security.identity import Identity, Principal
 from security.providers import Credentials
 
 log = structlog.get_logger(__name__)
@@ -128,7 +129,7 @@ class Login:
         self._move(LoginState.CHECKING)
         host = self._host
         credentials = Credentials(
-            request.auth_method_name or Method.NONE,
+            request.auth_method_name or _first_method(request),
             request.auth_data,
             host.peer_certificate(),
         )
@@ -255,6 +256,11 @@ class Login:
 
     def _move(self, to: LoginState) -> None:
         self.state = _MOVES.move(self.state, to, "A login")
+
+
+def _first_method(request: CommandConnect) -> str:
+    """The method that a client of the first protocol names, by a number: as Pulsar spells it."""
+    return AuthMethod.Name(request.auth_method).removeprefix("AuthMethod").lower()
 
 
 def _original_client(request: CommandConnect) -> OriginalClient | None:

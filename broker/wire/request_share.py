@@ -3,7 +3,7 @@
 Two rules account for the cost of what a peer requests:
 
 - The handlers of one connection run for at most `TURN_S` in one turn of the loop.  `Turn` measures
-  that once per `TURN_FRAMES` frames.
+  that once per `TURN_FRAMES` frames of one read; the connection adds up its reads.
 - A connection has one costly request in progress, and all connections together have
   `COSTLY_REQUESTS_AT_ONCE`.  `CostlyRequests` starts those that wait round robin by connection, and
   the requests of one connection in the order of their arrival.  A request that is late does not
@@ -21,19 +21,19 @@ Start = Callable[[], None]
 class Turn:
     """The time that one connection's handlers have used in one turn of the loop."""
 
-    __slots__ = ("_began", "_now", "next_check")
+    __slots__ = ("_began_s", "_now", "next_check")
 
-    def __init__(self, now: Callable[[], float], first: int = 0) -> None:
-        """Begin at the frame with the index `first`; `now` is a clock in seconds."""
+    def __init__(self, now: Callable[[], float], began_s: float) -> None:
+        """Of a turn that began at `began_s` of the clock `now`, in seconds."""
         self._now = now
-        self._began = now()
-        self.next_check = first + TURN_FRAMES
+        self._began_s = began_s
+        self.next_check = TURN_FRAMES
         """Index of the frame before which the time is measured next."""
 
     def is_over(self, at: int) -> bool:
         """Measure the time before the frame with index `at`."""
         self.next_check = at + TURN_FRAMES
-        return self._now() - self._began >= TURN_S
+        return self._now() - self._began_s >= TURN_S
 
 
 class CostlyRequests:

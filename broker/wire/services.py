@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.placement import Placement
 from broker.policies.namespaces import Namespaces
+from broker.policies.policies_in_force import PoliciesInForce
 from broker.scalable.service import ScalableTopics
 from broker.topics.registry import TopicRegistry
 from broker.topics.schemas import SchemaRegistry
@@ -25,6 +26,7 @@ class BrokerServices(Protocol):
     clock: Clock
     placement: Placement
     namespaces: Namespaces
+    policies: PoliciesInForce
     schemas: SchemaRegistry
     topics: TopicRegistry
     transactions: Transactions

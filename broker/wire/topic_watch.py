@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar
 
+import structlog
+
 from broker.topics.topic_changes import FollowedChanges
-from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics, parts_of
+from broker.topics.topic_listing import NO_MATCHING_TOPICS, MatchingTopics, TopicListing, parts_of
 from broker.wire.connection import Connection
 from broker.wire.topic_pattern import compiled, select
 from config.bounds import TOPIC_LIST_WATCHERS
+from magnetar.background_tasks import RESTART_PAUSE_MAX_S, RESTART_PAUSE_MIN_S
+from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.names import parse_namespace_name, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
@@ -16,8 +21,10 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandWatchTopicListSuccess,
     CommandWatchTopicUpdate,
 )
-from magnetar.protocol.server_error import PeerError, ServerError
+from magnetar.protocol.server_error import MagnetarError, PeerError, ServerError
 from storage.callbacks import ignore
+
+log = structlog.get_logger(__name__)
 
 
 class TooManyWatchers(PeerError):
@@ -29,6 +36,26 @@ class TooManyWatchers(PeerError):
 def without_domain(name: str) -> str:
     """The part of a topic name that patterns are matched with."""
     return name.partition("://")[2] or name
+
+
+async def matching_topics(listing: TopicListing, pattern: str) -> MatchingTopics:
+    """The names of a listing that match a pattern without domain.
+
+    Raises `UnsupportedPattern`.
+    """
+    return await listing.matching(pattern, partial(_select, pattern))
+
+
+async def _select(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that match; a partition does if its whole topic does."""
+    by_whole: dict[str, list[str]] = {}
+    for part in parts_of(tuple(names)):
+        for name in part:
+            whole = without_domain(str(parse_topic_name(name).partitioned))
+            by_whole.setdefault(whole, []).append(name)
+        await asyncio.sleep(0)
+    found = await select(pattern, by_whole)
+    return sorted(name for whole in found for name in by_whole[whole])
 
 
 class TopicListWatch:
@@ -51,6 +78,8 @@ class TopicListWatch:
         self._changes: FollowedChanges | None = None
         self._sending: asyncio.Future[None] | None = None
         self._answered = False
+        self._missed = False
+        """Whether changes were taken that the client was not told of."""
         self._closed = False
         self._forget_connection: Callable[[], None] = ignore
 
@@ -95,27 +124,23 @@ class TopicListWatch:
     async def _list(self) -> MatchingTopics:
         """The names that match now."""
         listing = await self._connection.broker.topics.listings.get(self._namespace)
-        return await listing.matching(self._pattern, self._select)
-
-    async def _select(self, names: Iterable[str]) -> list[str]:
-        """The names that match; a partition does if its whole topic does."""
-        by_whole: dict[str, list[str]] = {}
-        for part in parts_of(tuple(names)):
-            for name in part:
-                whole = without_domain(str(parse_topic_name(name).partitioned))
-                by_whole.setdefault(whole, []).append(name)
-            await asyncio.sleep(0)
-        found = await select(self._pattern, by_whole)
-        return sorted(name for whole in found for name in by_whole[whole])
+        return await matching_topics(listing, self._pattern)
 
     async def _take_changes(
         self, changes: FollowedChanges
     ) -> tuple[frozenset[str], frozenset[str]]:
         """The names that were added to and removed from the known ones."""
-        known, changed = self.known, await changes.take(self._pattern, self._select)
+        known, changed = self.known, None
+        if self._missed:
+            changes.skip()
+        else:
+            self._missed = True
+            changed = await changes.take(self._pattern, partial(_select, self._pattern))
         if changed is None:
             now, before = frozenset((await self._list()).names), frozenset(known.names)
+            self._missed = False
             return now - before, before - now
+        self._missed = False
         added = frozenset(
             each for each, exists in changed.items() if exists and not known.has(each)
         )
@@ -137,11 +162,17 @@ class TopicListWatch:
             self._sending = asyncio.ensure_future(self._send_changes(changes))
 
     async def _send_changes(self, changes: FollowedChanges) -> None:
-        while changes.behind and not self._closed:
-            async with self._connection.costly():
-                added, removed = await self._take_changes(changes)
-                if added or removed:
-                    self._send_update(added, removed)
+        backoff = Backoff(RESTART_PAUSE_MIN_S, RESTART_PAUSE_MAX_S)
+        while (changes.behind or self._missed) and not self._closed:
+            try:
+                async with self._connection.costly():
+                    added, removed = await self._take_changes(changes)
+                    if added or removed:
+                        self._send_update(added, removed)
+            except MagnetarError as error:
+                # The client hears of these changes later: it does not ask for them.
+                log.debug("topic_watch_behind", error=str(error), remote=self._connection.remote)
+                await asyncio.sleep(backoff.pause_s())
 
     def _send_update(self, added: frozenset[str], removed: frozenset[str]) -> None:
         update = CommandWatchTopicUpdate(

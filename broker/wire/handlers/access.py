@@ -10,6 +10,7 @@ from typing import Final, Protocol, cast
 
 from broker.scalable.answers import dag_error, subscribe_error, topics_error
 from broker.topics.reserved_names import names_coordinators
+from broker.topics.subscription_positions import require_few
 from broker.wire.connection import Connection
 from broker.wire.handlers.transactions import require_partition_count
 from magnetar.protocol import pulsar_pb2 as pb
@@ -107,6 +108,15 @@ def _looked_up_topic(command: BaseCommand) -> Questions:
 def _subscription(command: BaseCommand) -> Questions:
     fields = _fields(command)
     return (on_topic(Need.CONSUME, parse_topic_name(fields.topic), fields.subscription),)
+
+
+def _told_positions(command: BaseCommand) -> Questions:
+    request = command.subscription_positions
+    require_few(request)
+    topic = parse_topic_name(request.topic)
+    names = dict.fromkeys(each.subscription for each in request.subscriptions)
+    consume = (on_topic(Need.CONSUME, topic, name) for name in names)
+    return (on_topic(Need.PRODUCE, topic), *consume)
 
 
 def _namespace(command: BaseCommand) -> Questions:
@@ -290,6 +300,10 @@ RULES: Final[Mapping[int, CommandRule]] = {
         _subscription,
         lambda command, error: subscribe_error(command.scalable_topic_subscribe.request_id, error),
         lasting="consumer_id",
+    ),
+    BaseCommand.SUBSCRIPTION_POSITIONS: CommandRule(
+        "produce on the topic, and consume on it by the subscriptions",
+        _told_positions,
     ),
     # Namespaces
     BaseCommand.GET_TOPICS_OF_NAMESPACE: CommandRule(

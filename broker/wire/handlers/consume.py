@@ -6,12 +6,15 @@ client's CLOSE_CONSUMER is taken: see `broker.topics.closed_consumers`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final, cast
 
-from broker.topics.compaction.reserved import require_of_users
+import structlog
+
+from broker.topics.client_metadata import metadata_of, subscription_properties_of
+from broker.topics.compaction.reserved import require_of_clients
 from broker.topics.consumer import (
     Ack,
     ConsumedSubscription,
@@ -30,8 +33,14 @@ from broker.topics.dispatch.errors import (
 from broker.topics.dispatch.start_position import position_of
 from broker.topics.schemas import definition_from_wire, is_large
 from broker.transactions.own_transactions import OwnTransactions
-from broker.wire.connection import Connection, Deferred, Handler
+from broker.wire.connection import Connection, Deferred, Handler, ProtocolViolation
 from broker.wire.handlers import consume_position
+from config.bounds import (
+    ACKED_AT_ONCE,
+    CONSUMER_METADATA_BYTES,
+    DAMAGED_POSITIONS_LOGGED,
+    MAX_FLOW_PERMITS,
+)
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE, from_words
 from magnetar.protocol.ids import Position, from_wire
 from magnetar.protocol.names import TopicDomain, parse_topic_name
@@ -40,6 +49,7 @@ from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandAck,
     CommandAckResponse,
+    CommandRedeliverUnacknowledgedMessages,
     CommandSubscribe,
     CommandSuccess,
     KeySharedMeta,
@@ -50,6 +60,7 @@ from magnetar.protocol.server_error import MagnetarError
 from magnetar.protocol.txn_id import TxnId
 from txn.pending_ack import ALL_MESSAGES
 
+log = structlog.get_logger(__name__)
 _CUMULATIVE: Final = int(CommandAck.Cumulative)
 _NO_ACK_SET: Final = ()
 _COMPACTED_READERS: Final = (CommandSubscribe.Exclusive, CommandSubscribe.Failover)
@@ -110,11 +121,14 @@ async def _open(connection: Connection, request: CommandSubscribe) -> Consumer:
     name = parse_topic_name(request.topic)
     topic = await broker.topics.serve(name, create=request.force_topic_creation)
     if request.HasField("schema"):
-        policies = await broker.namespaces.require(name.namespace_name)
+        policies = topic.policies
         definition = definition_from_wire(request.schema)
         async with connection.costly_if(is_large(definition)):
             await broker.schemas.check_consumer(
-                name.schema_id, definition, policies.schema_compatibility
+                name.schema_id,
+                definition,
+                policies.schema_compatibility,
+                may_add=policies.adds_schemas,
             )
     start = await topic.start_of(request, broker.scalable.inherits_subscription)
     consumer = await topic.subscribe(_subscribe_request_of(connection, request, start))
@@ -133,12 +147,7 @@ def _require_served(request: CommandSubscribe) -> None:
     """Raise `ConsumerNotAllowed` for options that no subscription here has."""
     if not request.subscription.strip():
         raise ConsumerNotAllowed("SUBSCRIBE came without a subscription name: give one.")
-    require_of_users(request.subscription)
-    if request.replicate_subscription_state:
-        raise ConsumerNotAllowed(
-            "There is one cluster, so the state of no subscription is replicated: subscribe "
-            "without replicateSubscriptionState."
-        )
+    require_of_clients(request.subscription)
     if request.read_compacted and request.sub_type not in _COMPACTED_READERS:
         raise ConsumerNotAllowed(
             "readCompacted needs a subscription with one active consumer: subscribe as Exclusive "
@@ -174,8 +183,9 @@ def _subscribe_request_of(
         consumer_epoch=max(from_wire(request.consumer_epoch), 0),
         key_shared=_policy(request.key_shared_meta),
         read_compacted=request.read_compacted,
-        properties={item.key: item.value for item in request.subscription_properties},
-        metadata={item.key: item.value for item in request.metadata},
+        properties=subscription_properties_of(request.subscription_properties),
+        metadata=metadata_of(request.metadata, CONSUMER_METADATA_BYTES, "A consumer"),
+        replicated=request.replicate_subscription_state,
     )
 
 
@@ -192,8 +202,12 @@ def _policy(meta: KeySharedMeta) -> KeySharedPolicy:
 
 
 def flow(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
-    """FLOW: add permits."""
+    """FLOW: add permits.  Raises `ProtocolViolation` for none and for more than an int32 holds."""
     request = command.flow
+    if not 0 < request.message_permits <= MAX_FLOW_PERMITS:
+        raise ProtocolViolation(
+            f"FLOW has {request.message_permits} permits: send 1 to {MAX_FLOW_PERMITS}."
+        )
     consumer = connection.consumers.get(request.consumer_id)
     if isinstance(consumer, Consumer):
         consumer.flow(request.message_permits)
@@ -204,12 +218,18 @@ def acknowledge(
 ) -> Coroutine[None, None, None] | None:
     """ACK, individual or cumulative.  With a request id it is answered once it is durable."""
     ack = command.ack
+    if len(ack.message_id) > ACKED_AT_ONCE and ack.ack_type != _CUMULATIVE:
+        serve = _hold_in_slices if _is_in_transaction(ack) else _acknowledge_in_slices
+        raise Deferred(partial(serve, connection, ack))
     consumer = connection.consumers.get(ack.consumer_id)
     if not isinstance(consumer, Consumer):
         return _acknowledge_late(connection, ack)
     wants_answer = ack.HasField("request_id")
     try:
-        if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
+        _require_no_properties(ack)
+        if ack.HasField("validation_error"):
+            _log_damage(connection, consumer, ack, ack.message_id)
+        if _is_in_transaction(ack):
             # The messages are held in this turn of the loop, so that later commands find them held.
             # It is a request in progress until that is durable, with or without an answer.
             return _answer_when_held(connection, ack, _hold(connection, consumer, command))
@@ -221,12 +241,103 @@ def acknowledge(
     return _answer_when_durable(connection, consumer.subscription, ack) if wants_answer else None
 
 
+def _require_no_properties(ack: CommandAck) -> None:
+    """Raise `ConsumerNotAllowed` for an acknowledgement with properties."""
+    # Apache Pulsar's compactor stores its position so.  Dropped, its sender would miss them later.
+    if ack.properties:
+        raise ConsumerNotAllowed(
+            "An acknowledgement came with properties, which are not stored with a position here: "
+            "acknowledge without them."
+        )
+
+
+def _is_in_transaction(ack: CommandAck) -> bool:
+    return ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits")
+
+
+async def _acknowledge_in_slices(connection: Connection, ack: CommandAck) -> Awaitable[None] | None:
+    """Serve an individual ACK of many messages, ACKED_AT_ONCE in a turn of the loop."""
+    ids, subscription = ack.message_id, None
+    try:
+        _require_no_properties(ack)
+        for start in range(0, len(ids), ACKED_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            # The consumer may have been disconnected meanwhile, say by a seek.
+            subscription = _apply_slice(connection, ack, ids[start : start + ACKED_AT_ONCE])
+    except MagnetarError as error:
+        if ack.HasField("request_id"):
+            _ack_response(connection, ack, error)
+        return None
+    if subscription is None or not ack.HasField("request_id"):
+        return None
+    return _answer_when_durable(connection, subscription, ack)
+
+
+async def _hold_in_slices(connection: Connection, ack: CommandAck) -> Awaitable[None] | None:
+    """Serve an individual ACK of many messages in a transaction, a slice in a turn of the loop.
+
+    Returns when all are held, so that later commands of the connection find them held.
+    """
+    ids = ack.message_id
+    try:
+        _require_no_properties(ack)
+        consumer = connection.consumers.get(ack.consumer_id)
+        if not isinstance(consumer, Consumer):
+            raise _no_consumer(ack)
+        if ack.HasField("validation_error"):
+            _log_damage(connection, consumer, ack, ids)
+        txn, own = _transaction_of(connection, ack), connection.own_transactions
+        refusal = None if own is None or own.is_own(txn) else await own.refusal_of_ack(txn)
+        if refusal is not None:
+            raise refusal
+        acks: list[Ack] = []
+        for start in range(0, len(ids), ACKED_AT_ONCE):
+            acks += _acks_of(ids[start : start + ACKED_AT_ONCE])
+            await asyncio.sleep(0)
+        held = await consumer.subscription.acknowledge_many_in(consumer, txn, acks)
+    except MagnetarError as error:
+        if ack.HasField("request_id"):
+            _ack_response(connection, ack, error)
+        return None
+    return _answer_when_held(connection, ack, held)
+
+
+def _apply_slice(
+    connection: Connection, ack: CommandAck, ids: Sequence[MessageIdData]
+) -> ConsumedSubscription:
+    """Acknowledge some messages of an individual ACK.  Raises as `_apply_late`."""
+    consumer = connection.consumers.get(ack.consumer_id)
+    if not isinstance(consumer, Consumer):
+        return _apply_late(connection, ack, ids)
+    if ack.HasField("validation_error"):
+        _log_damage(connection, consumer, ack, ids)
+    consumer.subscription.acknowledge(consumer, _acks_of(ids))
+    return consumer.subscription
+
+
+def _log_damage(
+    connection: Connection, consumer: Consumer, ack: CommandAck, ids: Sequence[MessageIdData]
+) -> None:
+    """Log that a client could not read messages, and acknowledges them to have no more of them."""
+    # One line, and the first positions: clients send one, but may send as many as fit in a frame.
+    log.warning(
+        "message_damaged_at_client",
+        topic=str(consumer.subscription.topic_name),
+        subscription=consumer.subscription.name,
+        messages=len(ids),
+        positions=[(item.ledger_id, item.entry_id) for item in ids[:DAMAGED_POSITIONS_LOGGED]],
+        error=CommandAck.ValidationError.Name(ack.validation_error),
+        remote=connection.remote,
+    )
+
+
 def _acknowledge_late(
     connection: Connection, ack: CommandAck
 ) -> Coroutine[None, None, None] | None:
     """Serve the ACK of a consumer that was closed just before, on the same connection."""
     try:
-        subscription = _apply_late(connection, ack)
+        subscription = _apply_late(connection, ack, ack.message_id)
     except MagnetarError as error:
         if ack.HasField("request_id"):
             _ack_response(connection, ack, error)
@@ -253,28 +364,34 @@ def _apply(consumer: Consumer, ack: CommandAck) -> None:
         last = _last_of(ack)
         consumer.subscription.acknowledge_up_to(consumer, position_of(last), list(last.ack_set))
         return
-    consumer.subscription.acknowledge(consumer, _acks_of(ack))
+    consumer.subscription.acknowledge(consumer, _acks_of(ack.message_id))
 
 
-def _apply_late(connection: Connection, ack: CommandAck) -> ConsumedSubscription:
-    """Acknowledge for a closed consumer, and return its subscription.
+def _apply_late(
+    connection: Connection, ack: CommandAck, ids: Sequence[MessageIdData]
+) -> ConsumedSubscription:
+    """Acknowledge these messages for a closed consumer, and return its subscription.
 
     Raises `ConsumerNotFound` without such a consumer, and in a transaction: that would hold
     messages which the next consumer may have by now.
     """
+    _require_no_properties(ack)
     now_s = asyncio.get_running_loop().time()
     closed = connection.closed_consumers.get(ack.consumer_id, now_s)
     subscription = None if closed is None else closed.subscription
-    in_transaction = ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits")
-    if closed is None or subscription is None or in_transaction:
-        raise ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
+    if closed is None or subscription is None or _is_in_transaction(ack):
+        raise _no_consumer(ack)
     if ack.ack_type == _CUMULATIVE:
         last = _last_of(ack)
         position = position_of(last)
         subscription.acknowledge_late_up_to(closed.type, position, list(last.ack_set))
     else:
-        subscription.acknowledge(None, _acks_of(ack))
+        subscription.acknowledge(None, _acks_of(ids))
     return subscription
+
+
+def _no_consumer(ack: CommandAck) -> ConsumerNotFound:
+    return ConsumerNotFound(f"There is no consumer {ack.consumer_id}: subscribe again.")
 
 
 def _last_of(ack: CommandAck) -> MessageIdData:
@@ -288,29 +405,36 @@ def _last_of(ack: CommandAck) -> MessageIdData:
     return last
 
 
-def _acks_of(ack: CommandAck) -> list[Ack]:
+def _acks_of(ids: Sequence[MessageIdData]) -> list[Ack]:
     return [
         (
             Position(item.ledger_id, item.entry_id),
             list(item.ack_set) if item.ack_set else _NO_ACK_SET,
             item.batch_size,
         )
-        for item in ack.message_id
+        for item in ids
     ]
 
 
 def _hold(connection: Connection, consumer: Consumer, command: BaseCommand) -> asyncio.Task[None]:
     """Acknowledge when the transaction commits; the task ends when the messages are held."""
     ack, own = command.ack, connection.own_transactions
+    txn = _transaction_of(connection, ack)
+    if own is not None and not own.is_own(txn):
+        raise Deferred(partial(_acknowledge_if_own, connection, command, own, txn))
+    cumulative = ack.ack_type == _CUMULATIVE
+    return consumer.subscription.acknowledge_in(
+        consumer, txn, _acks_of(ack.message_id), cumulative=cumulative
+    )
+
+
+def _transaction_of(connection: Connection, ack: CommandAck) -> TxnId:
+    """The transaction of an ACK.  Raises `ConsumerNotAllowed` where there are none."""
     if not connection.broker.transactions.enabled:
         raise ConsumerNotAllowed(
             "Transactions are not enabled on this broker: acknowledge without one."
         )
-    txn = TxnId(ack.txnid_most_bits, ack.txnid_least_bits)
-    if own is not None and not own.is_own(txn):
-        raise Deferred(partial(_acknowledge_if_own, connection, command, own, txn))
-    cumulative = ack.ack_type == _CUMULATIVE
-    return consumer.subscription.acknowledge_in(consumer, txn, _acks_of(ack), cumulative=cumulative)
+    return TxnId(ack.txnid_most_bits, ack.txnid_least_bits)
 
 
 async def _answer_when_held(
@@ -350,16 +474,39 @@ def _ack_response(connection: Connection, ack: CommandAck, error: MagnetarError 
 def redeliver(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
     """REDELIVER_UNACKNOWLEDGED_MESSAGES: send the named entries again, or all unacknowledged."""
     request = command.redeliver_unacknowledged_messages
+    if len(request.message_ids) > ACKED_AT_ONCE:
+        raise Deferred(partial(_redeliver_many, connection, request))
+    messages: dict[Position, int] = {}
+    _add_requested(messages, request.message_ids)
+    _redeliver(connection, request, messages or None)
+
+
+async def _redeliver_many(
+    connection: Connection, request: CommandRedeliverUnacknowledgedMessages
+) -> None:
+    """Serve a request for many messages: ACKED_AT_ONCE are read in a turn of the loop."""
+    ids, messages = request.message_ids, dict[Position, int]()
+    for start in range(0, len(ids), ACKED_AT_ONCE):
+        _add_requested(messages, ids[start : start + ACKED_AT_ONCE])
+        await asyncio.sleep(0)
+    _redeliver(connection, request, messages)
+
+
+def _redeliver(
+    connection: Connection,
+    request: CommandRedeliverUnacknowledgedMessages,
+    messages: dict[Position, int] | None,
+) -> None:
     consumer = connection.consumers.get(request.consumer_id)
     if isinstance(consumer, Consumer):
         epoch = from_wire(request.consumer_epoch) if request.HasField("consumer_epoch") else None
-        messages: dict[Position, int] | None = None
-        if request.message_ids:
-            messages = {}
-            for item in request.message_ids:
-                position = Position(item.ledger_id, item.entry_id)
-                messages[position] = messages.get(position, 0) | _requested_messages(item)
         consumer.subscription.redeliver(consumer, messages, epoch)
+
+
+def _add_requested(messages: dict[Position, int], ids: Sequence[MessageIdData]) -> None:
+    for item in ids:
+        position = Position(item.ledger_id, item.entry_id)
+        messages[position] = messages.get(position, 0) | _requested_messages(item)
 
 
 def _requested_messages(item: MessageIdData) -> int:

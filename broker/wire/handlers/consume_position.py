@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import cast
 
 from broker.topics.consumer import Consumer
 from broker.topics.dispatch.errors import ConsumerNotAllowed, ConsumerNotFound
@@ -16,6 +17,7 @@ from magnetar.protocol.pulsar_pb2 import (
     CommandSuccess,
     MessageIdData,
 )
+from magnetar.protocol.pulsar_pb2 import ServerError as WireError
 
 
 def _consumer(connection: Connection, consumer_id: int) -> Consumer:
@@ -86,30 +88,34 @@ def _message_id(position: Position, partition: int, batch_index: int) -> Message
 def consumer_stats(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
     """CONSUMER_STATS: the statistics of a consumer, and the rate of expiry of its subscription."""
     request = command.consumer_stats
-    consumer = _consumer(connection, request.consumer_id)
+    response = CommandConsumerStatsResponse(request_id=request.request_id)
+    try:
+        _fill_stats(response, _consumer(connection, request.consumer_id))
+    except ConsumerNotFound as error:
+        # Clients wait for this answer, and for no other one.
+        response.error_code = cast("WireError", int(error.code))
+        response.error_message = str(error)
+    connection.send(
+        BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE, consumer_stats_response=response)
+    )
+
+
+def _fill_stats(response: CommandConsumerStatsResponse, consumer: Consumer) -> None:
     now_s = asyncio.get_running_loop().time()
     rates = consumer_rates(consumer, now_s)
-    connection.send(
-        BaseCommand(
-            type=BaseCommand.CONSUMER_STATS_RESPONSE,
-            consumer_stats_response=CommandConsumerStatsResponse(
-                request_id=request.request_id,
-                msg_rate_out=rates.messages,
-                msg_throughput_out=rates.bytes,
-                msg_rate_redeliver=rates.redelivered,
-                msg_rate_expired=consumer.subscription.expired_per_s(now_s),
-                message_ack_rate=rates.acknowledged,
-                consumer_name=consumer.name,
-                available_permits=max(consumer.permits, 0),
-                unacked_messages=consumer.unacked,
-                blocked_consumer_on_unacked_msgs=consumer.blocked_on_unacked,
-                address=consumer.connection.remote,
-                connected_since=_iso(consumer.connected_ms),
-                type=consumer.type.label,
-                msg_backlog=consumer.subscription.backlog,
-            ),
-        )
-    )
+    response.msg_rate_out = rates.messages
+    response.msg_throughput_out = rates.bytes
+    response.msg_rate_redeliver = rates.redelivered
+    response.msg_rate_expired = consumer.subscription.expired_per_s(now_s)
+    response.message_ack_rate = rates.acknowledged
+    response.consumer_name = consumer.name
+    response.available_permits = max(consumer.permits, 0)
+    response.unacked_messages = consumer.unacked
+    response.blocked_consumer_on_unacked_msgs = consumer.blocked_on_unacked
+    response.address = consumer.connection.remote
+    response.connected_since = _iso(consumer.connected_ms)
+    response.type = consumer.type.label
+    response.msg_backlog = consumer.subscription.backlog
 
 
 def _iso(time_ms: int) -> str:

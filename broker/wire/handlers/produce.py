@@ -5,19 +5,28 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
 
+from broker.topics.client_metadata import metadata_of
 from broker.topics.producer import Producer, ProducerRequest
 from broker.topics.producer_access import AccessMode
 from broker.topics.publish_errors import MessageRefused
-from broker.topics.schemas import definition_from_wire, is_large, version_bytes
+from broker.topics.received_parts import ReceivedParts
+from broker.topics.schemas import (
+    definition_from_wire,
+    is_large,
+    may_add_schema,
+    version_bytes,
+)
+from broker.topics.segment_sources import SourceRefused, SourceState
 from broker.topics.served_topic import ServedTopic
+from broker.topics.source_positions import REPLICATOR_PREFIX, source_cluster_of
 from broker.wire.connection import Connection, Handler
 from broker.wire.protocol_violation import ProtocolViolation
-from config.bounds import METADATA_KEY_BYTES
+from config.bounds import METADATA_KEY_BYTES, PRODUCER_METADATA_BYTES
 from magnetar.protocol.frame_error import ReplicatorOnly
 from magnetar.protocol.frames import Received, Send
 from magnetar.protocol.ids import from_wire, to_wire
 from magnetar.protocol.managed_clients import is_managed
-from magnetar.protocol.names import TopicDomain, parse_topic_name
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandProducer,
@@ -41,10 +50,10 @@ class ProducerNameTooLong(PeerError):
     code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
-class ProducerNotFound(PeerError):
-    """The connection has no such producer: open it first."""
+class NoReplicas(PeerError):
+    """A replicator does not say by which segment of its cluster it publishes to a segment here."""
 
-    code: ClassVar[ServerError] = ServerError.UNKNOWN_ERROR
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
 
 
 def producer(
@@ -132,13 +141,37 @@ async def _attach(request: CommandProducer, connection: Connection) -> Producer:
             f"A producer was named with {len(request.producer_name)} characters, and "
             f"{METADATA_KEY_BYTES} bytes are the most: give it a shorter name."
         )
+    source = _source_of(request, name)
     topic = await connection.broker.topics.serve(name, create=True)
-    wanted = _request_of(request, connection)
+    wanted = replace(_request_of(request, connection), source=source)
     topic.require_open(wanted)
+    await topic.require_room()
     version = await _schema_version(connection, topic, request)
     if request.initial_subscription_name:
         await topic.create_initial_subscription(request.initial_subscription_name)
     return await topic.add_producer(replace(wanted, schema_version=version))
+
+
+def _source_of(request: CommandProducer, name: TopicName) -> SourceState | None:
+    """What the sender of another cluster's segment says; None for any other producer.
+
+    Raises `NoReplicas`, `SourceRefused`.
+    """
+    of_replicator = source_cluster_of(request.producer_name) is not None
+    if request.HasField("source_state"):
+        if name.domain is not TopicDomain.SEGMENT or not of_replicator:
+            raise SourceRefused(
+                f"`source_state` came with producer {request.producer_name!r:.100} of {name}: it "
+                f"is for names that begin with {REPLICATOR_PREFIX!r}, on segments."
+            )
+        return SourceState.from_wire(request.producer_name, request.source_state)
+    if name.domain is TopicDomain.SEGMENT and of_replicator:
+        raise NoReplicas(
+            f"{request.producer_name!r} is the name of a replicator, and {name} is a segment of a "
+            "scalable topic, which takes those that send `source_state`: use a name that does not "
+            f"begin with {REPLICATOR_PREFIX!r}, or replicate an ordinary topic."
+        )
+    return None
 
 
 def _request_of(request: CommandProducer, connection: Connection) -> ProducerRequest:
@@ -150,9 +183,10 @@ def _request_of(request: CommandProducer, connection: Connection) -> ProducerReq
         epoch=request.epoch,
         access_mode=AccessMode(request.producer_access_mode),
         topic_epoch=from_wire(request.topic_epoch) if request.HasField("topic_epoch") else None,
-        properties={item.key: item.value for item in request.metadata},
+        properties=metadata_of(request.metadata, PRODUCER_METADATA_BYTES, "A producer"),
         own_transactions=connection.own_transactions,
         request_id=request.request_id,
+        encrypted=request.encrypted,
     )
 
 
@@ -160,14 +194,18 @@ async def _schema_version(
     connection: Connection, topic: ServedTopic, request: CommandProducer
 ) -> bytes:
     """The version of the producer's schema, added to the topic's history if it may be."""
+    policies, schemas = topic.policies, connection.broker.schemas
     if not request.HasField("schema"):
+        if policies.requires_schema:
+            await schemas.require_none(topic.name.schema_id)
         return b""
-    broker = connection.broker
-    policies = await broker.namespaces.require(topic.name.namespace_name)
     definition = definition_from_wire(request.schema)
     async with connection.costly_if(is_large(definition)):
-        version = await broker.schemas.add(
-            topic.name.schema_id, definition, policies.schema_compatibility
+        version = await schemas.add(
+            topic.name.schema_id,
+            definition,
+            policies.schema_compatibility,
+            may_add=may_add_schema(policies, request.producer_name),
         )
     return b"" if version is None else version_bytes(version)
 
@@ -180,6 +218,8 @@ def _succeed(connection: Connection, request_id: int, attached: Producer, *, rea
         schema_version=attached.request.schema_version,
         producer_ready=ready,
     )
+    if isinstance(attached.replicated, ReceivedParts) and attached.replicated.told is not None:
+        success.replicated_ranges.extend(attached.replicated.told.to_wire())
     if attached.topic_epoch is not None:
         success.topic_epoch = to_wire(attached.topic_epoch)
     connection.send(BaseCommand(type=BaseCommand.PRODUCER_SUCCESS, producer_success=success))
@@ -196,8 +236,10 @@ def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
         if request.plain:
             return attached.topic.publish(attached, frames, at)
         if isinstance(request.error, ReplicatorOnly):
-            # Message ids and markers are for shadow topics and replicators, which are not served.
+            # Message ids are for shadow topics, which are not served.
             attached.topic.refuse(attached, request, request.error)
+        elif request.marker and attached.replicated is None:
+            attached.topic.refuse(attached, request, _marker_refused())
         elif request.entry is None:
             attached.topic.damaged(attached, request)
         elif request.txnid is not None and not connection.broker.transactions.enabled:
@@ -215,12 +257,20 @@ def send(connection: Connection, frames: Sequence[Received], at: int) -> int:
     return at + 1
 
 
+def _marker_refused() -> ReplicatorOnly:
+    return ReplicatorOnly(
+        "The SEND is a marker, which only replicators of other clusters send, to topics that store "
+        "their messages: send messages."
+    )
+
+
 def close_producer(
     connection: Connection, command: BaseCommand, entry: bytes | None
 ) -> Awaitable[None] | None:
     """CLOSE_PRODUCER: cancel an open in progress, or close the producer.
 
-    It is answered when all earlier SENDs are durable and have their receipts.
+    It is answered when all earlier SENDs are durable and have their receipts, and at once if there
+    is no such producer.
     """
     request = command.close_producer
     known = connection.producers.get(request.producer_id)
@@ -230,10 +280,6 @@ def close_producer(
         known.cancel()
         del connection.producers[request.producer_id]
         connection.remember_closed(request.producer_id)
-    elif request.producer_id not in connection.closed_producers:
-        raise ProducerNotFound(
-            f"There is no producer {request.producer_id} on this connection: open it first."
-        )
     _succeed_close(connection, request.request_id)
     return None
 

@@ -1,4 +1,4 @@
-"""Scalable topics: layouts, ordered consumers, namespaces (commands 70 to 78, and 82).
+"""Scalable topics: layouts, ordered consumers, namespaces (commands 70 to 78, 82 and 1016).
 
 Errors of lookups, subscriptions and watches are sent inside their own responses.  Closing one that
 is not open is no error.
@@ -8,10 +8,24 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from broker.scalable.answers import dag_error, subscribe_error, success, topics_error
+from broker.topics.subscription_positions import to_wire, told_in
 from broker.wire.connection import Connection, Handler
 from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
-from magnetar.protocol.pulsar_pb2 import BaseCommand
+from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandSubscriptionPositionsResponse
 from magnetar.protocol.server_error import PeerError, ServerError
+
+
+class ReplicatedSubscriptionsOff(PeerError):
+    """The operator has switched replicated subscriptions off."""
+
+    code: ClassVar[ServerError] = ServerError.NOT_ALLOWED_ERROR
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Replicated subscriptions are switched off on this broker: set "
+            "enable_replicated_subscriptions, or replicate none from the other cluster."
+        )
 
 
 class ScalableTopicsOff(PeerError):
@@ -102,6 +116,29 @@ def close_namespace_watch(
         connection.reply_error(UNSOLICITED_REQUEST_ID, ScalableTopicsOff())
 
 
+async def tell_positions(connection: Connection, command: BaseCommand, entry: bytes | None) -> None:
+    """SUBSCRIPTION_POSITIONS: another cluster tells how far subscriptions have come there."""
+    request = command.subscription_positions
+    if not _is_on(connection):
+        raise ScalableTopicsOff
+    if not connection.broker.settings.enable_replicated_subscriptions:
+        raise ReplicatedSubscriptionsOff
+    topic, told = parse_topic_name(request.topic), told_in(request)
+    left = await connection.broker.scalable.subscription_exchange.answer(topic, told)
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.SUBSCRIPTION_POSITIONS_RESPONSE,
+            subscription_positions_response=CommandSubscriptionPositionsResponse(
+                request_id=request.request_id,
+                incarnation=left.incarnation,
+                subscriptions=to_wire(left.first),
+                not_replicated=sorted(left.not_replicated),
+                late=sorted(left.late),
+            ),
+        )
+    )
+
+
 HANDLERS: Mapping[int, Handler] = {
     BaseCommand.SCALABLE_TOPIC_LOOKUP: lookup,
     BaseCommand.SCALABLE_TOPIC_CLOSE: close_lookup,
@@ -109,4 +146,5 @@ HANDLERS: Mapping[int, Handler] = {
     BaseCommand.SCALABLE_TOPIC_UNSUBSCRIBE: unsubscribe,
     BaseCommand.WATCH_SCALABLE_TOPICS: watch_namespace,
     BaseCommand.WATCH_SCALABLE_TOPICS_CLOSE: close_namespace_watch,
+    BaseCommand.SUBSCRIPTION_POSITIONS: tell_positions,
 }

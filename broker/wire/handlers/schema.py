@@ -5,14 +5,16 @@ from typing import cast
 
 from broker.policies.schema_compatibility import SchemaType
 from broker.topics.schemas import (
-    VERSION_BYTES,
     definition_from_wire,
     definition_to_wire,
     is_large,
+    may_add_schema,
     version_bytes,
+    version_number,
 )
+from broker.topics.topic import TopicNotFound
 from broker.wire.connection import Connection, Handler
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name, segment_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
     CommandGetOrCreateSchemaResponse,
@@ -29,7 +31,7 @@ async def get_schema(connection: Connection, command: BaseCommand, entry: bytes 
     wanted = request.schema_version if request.HasField("schema_version") else b""
     try:
         name = parse_topic_name(request.topic)
-        version = int.from_bytes(wanted, "big") if len(wanted) == VERSION_BYTES else None
+        version = version_number(wanted) if wanted else None
         found = await connection.broker.schemas.get(name.schema_id, version)
         response.schema.CopyFrom(definition_to_wire(found.definition))
         response.schema_version = version_bytes(found.version)
@@ -51,13 +53,17 @@ async def get_or_create_schema(
     response = CommandGetOrCreateSchemaResponse(request_id=request.request_id)
     try:
         name = parse_topic_name(request.topic)
-        policies = await connection.broker.namespaces.require(name.namespace_name)
+        policies = await connection.broker.policies.require_of(name)
+        await _require_topic(connection, name)
         definition = definition_from_wire(request.schema)
         version: int | None = None
         if definition.kind is not SchemaType.NONE:
             async with connection.costly_if(is_large(definition)):
                 version = await connection.broker.schemas.add(
-                    name.schema_id, definition, policies.schema_compatibility
+                    name.schema_id,
+                    definition,
+                    policies.schema_compatibility,
+                    may_add=may_add_schema(policies, request.producer_name),
                 )
         response.schema_version = b"" if version is None else version_bytes(version)
     except MagnetarError as error:
@@ -69,6 +75,15 @@ async def get_or_create_schema(
             get_or_create_schema_response=response,
         )
     )
+
+
+async def _require_topic(connection: Connection, name: TopicName) -> None:
+    """Raise `TopicNotFound` unless there is a topic, ordinary or scalable, that has the history."""
+    # A history without a topic would be deleted with none, and count in no maximum of topics.
+    topics = connection.broker.topics
+    whole = segment_name(name).parent if name.domain is TopicDomain.SEGMENT else name
+    if not (await topics.may_be_opened(whole) or await topics.has_scalable_twin(whole)):
+        raise TopicNotFound(f"Topic {whole} does not exist, and takes no schema: create it first.")
 
 
 HANDLERS: Mapping[int, Handler] = {

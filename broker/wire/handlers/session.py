@@ -34,6 +34,7 @@ def features_of(broker: BrokerServices) -> FeatureFlags:
     return FeatureFlags(
         supports_topic_watchers=True,
         supports_get_partitioned_metadata_without_auto_creation=True,
+        supports_repl_dedup_by_lid_and_eid=True,
         supports_topic_watcher_reconcile=True,
         supports_scalable_topics=broker.settings.scalable_topics_enabled,
         supports_tc_metadata_discovery=broker.settings.transactions_enabled,
@@ -101,6 +102,10 @@ def _serve_client(connection: Connection, request: CommandConnect) -> Awaitable[
                 transaction_keys=connection.broker.settings.transactions_enabled,
                 transaction_groups=connection.broker.settings.transactions_enabled,
                 segment_reads=True,
+                segment_replication=True,
+                replicated_segment_subscriptions=(
+                    connection.broker.settings.enable_replicated_subscriptions
+                ),
             ),
         )
     )

@@ -6,9 +6,15 @@ Segments and scalable topics are never listed.
 import struct
 from collections.abc import Mapping
 
-from broker.topics.topic_listing import listing_of
+from broker.topics.topic_listing import MatchingTopics, TopicListing, listing_of
 from broker.wire.connection import Connection, Handler
-from broker.wire.topic_watch import TopicListWatch, require_watch_capacity
+from broker.wire.topic_pattern import UnsupportedPattern
+from broker.wire.topic_watch import (
+    TopicListWatch,
+    matching_topics,
+    require_watch_capacity,
+    without_domain,
+)
 from magnetar.protocol.names import parse_namespace_name
 from magnetar.protocol.pulsar_pb2 import (
     BaseCommand,
@@ -28,7 +34,8 @@ async def topics_of_namespace(
 ) -> None:
     """GET_TOPICS_OF_NAMESPACE: the topics of a mode, one for each partition; none if unchanged.
 
-    The client applies its pattern itself (`filtered` is false).
+    The names that match the client's pattern, if that is one that is evaluated here (`filtered`);
+    else the client applies it.
     """
     request = command.get_topics_of_namespace
     namespace = parse_namespace_name(request.namespace)
@@ -42,9 +49,42 @@ async def topics_of_namespace(
             others = await topics.non_persistent.list_names(namespace)
             if others:
                 listing = listing_of(sorted((*listing.names, *others)))
+        matching = await _matching(listing, request.topics_pattern)
+        if matching is not None:
+            _answer_matching(connection, request, matching)
+            return
         unchanged = request.topics_hash == listing.hash
         shared = listing.unchanged if unchanged else listing.encoded
         connection.send_encoded(_head_of_response(request.request_id, len(shared)), shared)
+
+
+async def _matching(listing: TopicListing, pattern: str) -> MatchingTopics | None:
+    """The names that match a pattern; None without one, and for one that is not supported."""
+    if not pattern:
+        return None
+    try:
+        return await matching_topics(listing, without_domain(pattern))
+    except UnsupportedPattern:
+        return None
+
+
+def _answer_matching(
+    connection: Connection, request: CommandGetTopicsOfNamespace, matching: MatchingTopics
+) -> None:
+    changed = request.topics_hash != matching.hash
+    response = CommandGetTopicsOfNamespaceResponse(
+        request_id=request.request_id,
+        topics=matching.names if changed else (),
+        filtered=True,
+        topics_hash=matching.hash,
+        changed=changed,
+    )
+    connection.send(
+        BaseCommand(
+            type=BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
+            get_topics_of_namespace_response=response,
+        )
+    )
 
 
 def _head_of_response(request_id: int, shared_bytes: int) -> bytes:

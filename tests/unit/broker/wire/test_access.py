@@ -27,7 +27,7 @@ from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.roles import TOKENS, connect_as
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
 Kind = pb.BaseCommand
 NAMESPACE = NamespaceName("public", "default")
@@ -138,6 +138,16 @@ async def test_a_superuser_may_all_and_a_stranger_nothing(secured: Secured) -> N
         assert await outcome(root, kind, body) is None
 
 
+async def test_a_replicator_needs_the_right_to_produce(secured: Secured) -> None:
+    await secured.grant(east=["produce"], west=["consume"])
+    command = pb.CommandProducer(topic=TOPIC, producer_id=1, producer_name="pulsar.repl.x-->y")
+    outcomes = [
+        await outcome(await secured.client(role), Kind.PRODUCER, command)
+        for role in ("stranger", "west", "east")
+    ]
+    assert outcomes == [pb.AuthorizationError, pb.AuthorizationError, None]
+
+
 async def test_a_stranger_is_refused_before_it_is_looked_whether_the_topic_exists(
     secured: Secured,
 ) -> None:
@@ -224,6 +234,20 @@ async def test_a_grant_opens_its_commands_and_no_others(secured: Secured, action
         assert denied is (kind in other), Kind.Type.Name(kind)
 
 
+async def test_another_cluster_needs_produce_and_consume_to_tell_of_subscriptions(
+    secured: Secured,
+) -> None:
+    told = pb.CommandSubscriptionPositions(
+        topic=SCALABLE, cluster="east", incarnation=1, layout_epoch=0
+    )
+    told.subscriptions.add(subscription="s")
+    client = await secured.client("user")
+    for granted in (["produce"], ["consume"], ["produce", "consume"]):
+        await secured.grant(user=granted)
+        denied = await outcome(client, Kind.SUBSCRIPTION_POSITIONS, told) == pb.AuthorizationError
+        assert denied is (len(granted) == 1), granted
+
+
 async def test_commands_between_brokers_are_for_superusers(secured: Secured) -> None:
     await secured.grant(user=["produce", "consume"])
     client = await secured.client("user")
@@ -278,7 +302,7 @@ async def test_a_withdrawn_grant_closes_what_the_role_has_open(secured: Secured)
     for client in (user, other):
         assert await outcome(client, Kind.PRODUCER, producer()) is None
     await secured.grant(other=["produce"])
-    await asyncio.wait_for(user.closed, 10)
+    await asyncio.wait_for(user.closed, TIMEOUT_S)
     assert not other.closed.done()
     again = await secured.client("user")
     assert await outcome(again, Kind.PRODUCER, producer()) == pb.AuthorizationError
@@ -383,7 +407,7 @@ async def test_an_id_that_is_named_twice_stays_with_what_it_has_open(secured: Se
             auth_policies={"destination_auth": {other: {"user": ["produce"]}}}
         ),
     )
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 async def test_what_was_closed_is_not_checked_again(secured: Secured) -> None:
@@ -462,7 +486,7 @@ async def test_a_connection_whose_rights_cannot_be_read_is_closed(secured: Secur
     authorizer.decide_now = lambda *_: None  # type: ignore[method-assign]
     authorizer.decide = failing  # type: ignore[method-assign, assignment]
     await secured.grant(user=["produce", "consume"])
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 async def test_more_topics_under_one_id_than_are_remembered_end_the_connection(
@@ -475,7 +499,7 @@ async def test_more_topics_under_one_id_than_are_remembered_end_the_connection(
     assert not client.closed.done()
     with pytest.raises(ConnectionError):
         await client.request(Kind.PRODUCER, producer(f"{TOPIC}-last"))
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 @pytest.mark.parametrize("superusers", [(), ("root",)])
@@ -503,7 +527,7 @@ async def test_more_ids_than_are_remembered_end_the_connection(
     assert not client.closed.done()
     with pytest.raises(ConnectionError):
         await client.request(Kind.SUBSCRIBE, subscriber())
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 async def test_a_grant_that_is_withdrawn_while_records_are_read_does_not_count(
@@ -524,7 +548,7 @@ async def test_a_grant_that_is_withdrawn_while_records_are_read_does_not_count(
     authorizer.decide = slow  # type: ignore[method-assign]
     client = await secured.client("user")
     opening = asyncio.ensure_future(outcome(client, Kind.PRODUCER, producer()))
-    await asyncio.wait_for(decided.wait(), 10)
+    await asyncio.wait_for(decided.wait(), TIMEOUT_S)
     await secured.grant()
     questions = (on_topic(Need.PRODUCE, parse_topic_name(TOPIC)),)
     await until(lambda: authorizer.decide_now(("user",), questions) is False)

@@ -10,6 +10,7 @@ import pytest
 
 from broker.app.service import Broker
 from broker.topics.publish_limits import PublishLimits
+from broker.topics.throttled_sends import THROTTLED
 from broker.wire.connection import Connection, Handler
 from broker.wire.handlers.produce import send
 from broker.wire.handlers.table import handler_table
@@ -210,6 +211,21 @@ async def test_a_peer_that_answers_stays(tmp_path: Path) -> None:
         await client.close()
 
 
+async def test_a_peer_whose_sends_wait_for_a_rate_hears_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own PINGs are not read, and clients give up a broker that is silent."""
+    async with running(tmp_path, keep_alive_interval_s=0.02) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        pings: list[None] = []
+        monkeypatch.setattr(client, "send_pong", lambda: pings.append(None))
+        only(broker).pause_reading(THROTTLED)
+        await until(lambda: len(pings) >= 3)
+        only(broker).resume_reading(THROTTLED)
+        await client.ping()
+        await client.close()
+
+
 async def test_a_peer_without_handshake_is_given_up(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,3 +341,22 @@ async def test_unfinished_frames_of_one_address_are_bounded_before_the_login(
         assert ended <= 1
         for each in begun:
             await each.close()
+
+
+async def test_connection_whose_reads_take_long_is_not_read_again_in_the_same_turn(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "TURN_S", 0)
+    set_bound(monkeypatch, "SHORT_READ_S", 0)
+    client = await serve(broker, {})
+    (connection,) = broker.connections
+    transport = connection._transport
+    ping = encode_command(basecommand(Kind.PING, pb.CommandPing()))
+    reads = 0
+    # As libuv does it: it reads again and again, while there is more and reading is not paused.
+    while transport.is_reading() and reads < 32:
+        connection.data_received(ping)
+        reads += 1
+    assert reads == 1
+    await until(transport.is_reading)
+    await client.ping()

@@ -6,18 +6,33 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from broker.topics.client_metadata import MetadataTooLarge, ReservedProperty
 from broker.topics.consumer import Consumer, SubscribeRequest
-from broker.topics.dispatch.errors import ConsumerBusy, ConsumerNotFound, SubscriptionUnavailable
+from broker.topics.dispatch.errors import (
+    ConsumerBusy,
+    ConsumerNotAllowed,
+    ConsumerNotFound,
+    SubscriptionUnavailable,
+)
 from broker.topics.dispatch.start_position import Inherits, start_position
 from broker.topics.topic import Topic
-from broker.wire.connection import Connection
+from broker.wire.connection import Connection, Deferred, ProtocolViolation
 from broker.wire.handlers.consume import HANDLERS
+from config.bounds import (
+    ACKED_AT_ONCE,
+    CONSUMER_METADATA_BYTES,
+    DAMAGED_POSITIONS_LOGGED,
+    MAX_PROPERTIES_BYTES,
+)
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST, Position, to_wire
 from magnetar.protocol.pulsar_pb2 import BaseCommand, CommandSubscribe
 from magnetar.protocol.server_error import MagnetarError, ServerError
 from storage.metadata.store import MetadataError
+from tests.support.bounds import set_bound
+from tests.support.waiting import count_turns
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, entry_bytes, settle
 
 Field = BaseCommand.Type
@@ -108,6 +123,38 @@ async def test_subscribe_flow_and_messages(topic: HandlerTopic, peer: Peer) -> N
     await settle()
     assert peer.got() == [0, 1]
     assert peer.commands(BaseCommand.MESSAGE)[0].message.consumer_epoch == 4
+
+
+@pytest.mark.parametrize("permits", [0, 2**31, 2**32 - 1])
+async def test_flow_without_permits_or_with_too_many_ends_the_connection(
+    topic: HandlerTopic, peer: Peer, permits: int
+) -> None:
+    topic.ledger.put(entry_bytes(0))
+    await peer.subscribe()
+    with pytest.raises(ProtocolViolation, match=f"FLOW has {permits} permits"):
+        peer.call(BaseCommand.FLOW, pb.CommandFlow(consumer_id=1, message_permits=permits))
+    peer.call(BaseCommand.FLOW, pb.CommandFlow(consumer_id=1, message_permits=2**31 - 1))
+    await settle()
+    assert peer.got() == [0]
+
+
+async def test_redelivery_of_many_messages_is_read_in_slices(
+    topic: HandlerTopic, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "ACKED_AT_ONCE", 2)
+    topic.ledger.put(*(entry_bytes(index) for index in range(7)))
+    await peer.subscribe(sub_type=1)
+    peer.call(BaseCommand.FLOW, pb.CommandFlow(consumer_id=1, message_permits=100))
+    await settle()
+    wanted = [pb.MessageIdData(ledger_id=1, entry_id=entry_id) for entry_id in range(7)]
+    again = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1, message_ids=wanted)
+    with pytest.raises(Deferred) as deferred:
+        peer.call(BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES, again)
+    turn = count_turns()
+    await deferred.value.check()
+    assert turn() >= 3
+    await settle()
+    assert peer.got() == [*range(7), *range(7)]
 
 
 async def test_the_same_subscribe_again_succeeds_again(topic: HandlerTopic, peer: Peer) -> None:
@@ -229,6 +276,55 @@ async def test_refused_acks(
     assert len(peer.frames) == before
 
 
+async def test_ack_with_properties_is_refused_and_acknowledges_nothing(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    topic.ledger.put(entry_bytes(0))
+    await peer.subscribe()
+    ack = pb.CommandAck(
+        consumer_id=1,
+        ack_type=pb.CommandAck.Cumulative,
+        message_id=[pb.MessageIdData(ledger_id=1, entry_id=0)],
+        properties=[pb.KeyLongValue(key="CompactedTopicLedger", value=3)],
+        request_id=9,
+    )
+    answer = (await peer.ask(BaseCommand.ACK, ack)).ack_response
+    assert (answer.request_id, answer.error) == (9, pb.NotAllowedError)
+    assert "properties" in answer.message
+    ack.consumer_id = 5
+    await peer.subscribe(consumer_id=5, subscription="other")
+    peer.call(BaseCommand.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=5, request_id=8))
+    late = (await peer.ask(BaseCommand.ACK, ack)).ack_response
+    assert late.error == pb.NotAllowedError
+    assert [each.backlog for each in topic.subscriptions.values()] == [1, 1]
+
+
+async def test_ack_of_a_damaged_message_is_taken_and_logged(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    topic.ledger.put(entry_bytes(0))
+    await peer.subscribe()
+    ack = pb.CommandAck(
+        consumer_id=1,
+        ack_type=pb.CommandAck.Individual,
+        message_id=[pb.MessageIdData(ledger_id=1, entry_id=0)],
+        validation_error=pb.CommandAck.DecompressionError,
+    )
+    with capture_logs() as logs:
+        peer.call(BaseCommand.ACK, ack)
+    assert topic.subscriptions["s"].backlog == 0
+    (line,) = logs
+    assert (line["event"], line["error"]) == ("message_damaged_at_client", "DecompressionError")
+    assert (line["topic"], line["subscription"]) == (str(topic.name), "s")
+    assert (line["messages"], line["positions"]) == (1, [(1, 0)])
+    others = range(1, ACKED_AT_ONCE)
+    ack.message_id.extend(pb.MessageIdData(ledger_id=1, entry_id=each) for each in others)
+    with capture_logs() as logs:
+        peer.call(BaseCommand.ACK, ack)
+    (line,) = logs
+    assert (line["messages"], len(line["positions"])) == (ACKED_AT_ONCE, DAMAGED_POSITIONS_LOGGED)
+
+
 async def test_batch_acks_from_the_wire(topic: HandlerTopic, peer: Peer) -> None:
     topic.ledger.put(entry_bytes(0, count=100))
     await peer.subscribe(sub_type=1)
@@ -340,6 +436,23 @@ async def test_seek_targets(
     assert peer.got() == ([] if first is None else [first])
 
 
+async def test_a_seek_to_no_place_is_refused_and_of_two_places_the_message_id_counts(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    topic.ledger.put(entry_bytes(0), entry_bytes(1))
+    await peer.subscribe()
+    seek = pb.CommandSeek(consumer_id=1, request_id=5)
+    with pytest.raises(ConsumerNotAllowed, match="give a message id or a publish time"):
+        await peer.ask(BaseCommand.SEEK, seek)
+    seek.message_id.CopyFrom(pb.MessageIdData(ledger_id=1, entry_id=1))
+    seek.message_publish_time = 0
+    await peer.ask(BaseCommand.SEEK, seek)
+    await peer.subscribe()
+    peer.call(BaseCommand.FLOW, pb.CommandFlow(consumer_id=1, message_permits=1))
+    await settle()
+    assert peer.got() == [1]
+
+
 async def test_last_message_id(topic: HandlerTopic, peer: Peer) -> None:
     await peer.subscribe()
 
@@ -390,6 +503,48 @@ async def test_consumer_stats(topic: HandlerTopic, peer: Peer) -> None:
     # Rates are taken over one second at least.
     assert (stats.msg_rate_out, stats.message_ack_rate, stats.msg_rate_redeliver) == (3, 1, 1)
     assert stats.msg_throughput_out >= 3 * len(entry_bytes(0))
+
+
+async def test_statistics_of_a_consumer_that_is_not_there_are_refused_in_their_own_answer(
+    peer: Peer,
+) -> None:
+    request = pb.CommandConsumerStats(consumer_id=1, request_id=6)
+    answer = (await peer.ask(BaseCommand.CONSUMER_STATS, request)).consumer_stats_response
+    assert (answer.request_id, answer.error_code) == (6, pb.ConsumerNotFound)
+    assert "no consumer 1" in answer.error_message
+
+
+async def test_consumer_with_more_metadata_than_is_kept_is_refused(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    large = [pb.KeyValue(key="k", value="v" * CONSUMER_METADATA_BYTES)]
+    with pytest.raises(MetadataTooLarge, match="1025 bytes of metadata") as refused:
+        await peer.subscribe(metadata=large)
+    assert refused.value.code == ServerError.METADATA_ERROR
+    assert topic.requests == []
+    large[0].value = "v" * (CONSUMER_METADATA_BYTES - 1)
+    assert (await peer.subscribe(metadata=large)).success.request_id == 7
+
+
+async def test_larger_properties_of_a_subscription_than_over_rest_are_refused(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    large = [pb.KeyValue(key="k", value="v" * MAX_PROPERTIES_BYTES)]
+    with pytest.raises(MetadataTooLarge, match="16384 bytes as JSON") as refused:
+        await peer.subscribe(subscription_properties=large)
+    assert refused.value.code == ServerError.METADATA_ERROR
+    assert topic.requests == []
+    large[0].value = "v" * (MAX_PROPERTIES_BYTES - len('{"k": ""}'))
+    assert (await peer.subscribe(subscription_properties=large)).success.request_id == 7
+
+
+async def test_a_subscribe_whose_property_would_mark_it_replicated_is_refused(
+    topic: HandlerTopic, peer: Peer
+) -> None:
+    reserved = [pb.KeyValue(key="pulsar.replicated.subscription", value="1")]
+    with pytest.raises(ReservedProperty, match="is the broker's"):
+        await peer.subscribe(subscription_properties=reserved)
+    assert topic.requests == []
 
 
 @pytest.mark.parametrize(

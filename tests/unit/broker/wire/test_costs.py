@@ -397,6 +397,7 @@ async def test_large_schema_is_refused_and_a_large_one_is_checked_off_the_loop(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await connect()
+    await client.create_producer(f"persistent://{NAMESPACE}/t")
     fields = [{"name": f"f{n}", "type": "int", "default": 0} for n in range(500)]
 
     async def upload(names: list[dict[str, object]]) -> pb.CommandGetOrCreateSchemaResponse:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,19 +15,12 @@ from config.bounds import CLOSED_CONSUMERS_KEPT, LATE_ACK_S
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from magnetar.protocol.pulsar_pb2 import BaseCommand
-from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.raw_handles import BrokerError, Delivery, RawConsumer
 from tests.unit.broker.topics.fakes import FakeConnection, FakeTopic, settle
 
 TOPIC = "persistent://public/default/t"
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running(tmp_path) as broker:
-        yield broker
 
 
 @pytest.fixture

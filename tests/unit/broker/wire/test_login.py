@@ -16,7 +16,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.roles import TOKENS, connect_as, token_of
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
 Kind = pb.BaseCommand
 CHECK_S = 0.05
@@ -104,6 +104,22 @@ async def test_a_refused_login_has_one_line_in_the_log(
     assert [each["event"] for each in lines if each["log_level"] == "warning"] == [event]
 
 
+async def test_a_client_of_the_first_protocol_names_its_method_by_a_number(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, **TOKENS, anonymous_role="guest") as broker:
+        nothing = pb.CommandConnect(auth_method=pb.AuthMethodNone)
+        client = await RawClient.open("127.0.0.1", broker.port, nothing)
+        (connection,) = broker.connections
+        assert connection.owner == "guest"
+        await client.close()
+        for named in (pb.AuthMethodAthens, pb.AuthMethodYcaV1):
+            connect = pb.CommandConnect(auth_method=named)
+            with pytest.raises(BrokerError) as refused:
+                await RawClient.open("127.0.0.1", broker.port, connect)
+            assert refused.value.code == pb.AuthenticationError
+
+
 async def test_nothing_is_served_before_the_credentials_are_checked(broker: Broker) -> None:
     assert broker.authenticator is not None
     held = asyncio.Event()
@@ -121,7 +137,7 @@ async def test_nothing_is_served_before_the_credentials_are_checked(broker: Brok
     (connection,) = broker.connections
     await until(lambda: connection.state is ConnectionState.AUTHENTICATING)
     client.send(Kind.LOOKUP, pb.CommandLookupTopic(topic="t", request_id=1))
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
     held.set()
     await client.close()
 
@@ -147,7 +163,7 @@ async def test_a_refresh_as_another_role_ends_the_connection(
     client = await open_client(connect_as("alice", life_s=1.5))
     await challenged(client)
     client.send(Kind.AUTH_RESPONSE, answer(refreshed))
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +192,7 @@ async def test_cve_2023_31007_a_connection_ends_with_its_credentials(
             connect.original_auth_data = token_of("alice", life_s=1.5)
         expires_s = int(time.time() + 1.5)
         client = await RawClient.open("127.0.0.1", broker.port, connect)
-        await asyncio.wait_for(client.closed, 10)
+        await asyncio.wait_for(client.closed, TIMEOUT_S)
         assert expires_s <= time.time() < expires_s + 2 * CHECK_S + SLACK_S
         challenges = [client.events.get_nowait().type for _ in range(client.events.qsize())]
         # A proxy cannot get new credentials; a client that is believed has none of its own.
@@ -186,7 +202,7 @@ async def test_cve_2023_31007_a_connection_ends_with_its_credentials(
 
 async def test_a_client_that_cannot_refresh_is_disconnected(open_client: Open) -> None:
     client = await open_client(connect_as("alice", life_s=1.5, refreshes=False))
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 async def test_an_auth_response_without_a_challenge_ends_the_connection(
@@ -194,7 +210,7 @@ async def test_an_auth_response_without_a_challenge_ends_the_connection(
 ) -> None:
     client = await open_client(connect_as("alice"))
     client.send(Kind.AUTH_RESPONSE, answer("alice"))
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)
 
 
 async def test_behind_a_proxy_the_client_owns_what_it_makes(
@@ -220,4 +236,4 @@ async def test_a_connection_of_a_proxy_ends_with_the_proxys_credentials(
     connect = connect_as("gate", life_s=1.5)
     connect.original_principal = "alice"
     client = await open_client(connect)
-    await asyncio.wait_for(client.closed, 10)
+    await asyncio.wait_for(client.closed, TIMEOUT_S)

@@ -15,10 +15,9 @@ from broker.wire.peer_memory import PeerMemory
 from broker.wire.tls_handshakes import Handshakes
 from broker.wire.tls_stream import StreamState, TlsStream, new_read_buffer
 from tests.support.authority import HOST, Authority
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
 MEMORY_BYTES = 1 << 20
-PATIENCE_S = 10.0
 
 
 class Echo(asyncio.Protocol):
@@ -98,7 +97,7 @@ def server(authority: Authority) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def listening(
-    context: ssl.SSLContext, *, handshake_s: float = PATIENCE_S
+    context: ssl.SSLContext, *, handshake_s: float = TIMEOUT_S
 ) -> AsyncIterator[Listening]:
     made = Listening(context, handshake_s)
     port = await asyncio.get_running_loop().create_server(made.accept, HOST, 0)

@@ -2,11 +2,11 @@
 
 One table, `TABLE`: methods, path, and who may ask.  `produce`, `consume` and `lookup` (either of
 the two) are asked on the topic in the path, or else on its namespace; `consume` by the subscription
-in the path, if there is one.  Every role may look up the name of v4 coordinators.  `own` admits
-every role: each sees and changes what it owns itself, and of anything else it gets the answer for
-what does not exist; superusers see and change everything.  For `/metrics` the setting
-`metrics_access` may ask more than the table.  Paths that are refused to all (`not_served`) need a
-role.  An application with a route that has no rule is not
+in the path, if there is one: for the position of a replicator it is `tenant-admin`.  Every role may
+look up the name of v4 coordinators.  `own` admits every role: each sees and changes what it owns
+itself, and of anything else it gets the answer for what does not exist; superusers see and change
+everything.  For `/metrics` the setting `metrics_access` may ask more than the table.  Paths that
+are refused to all (`not_served`) need a role.  An application with a route that has no rule is not
 built.
 """
 
@@ -28,6 +28,7 @@ from broker.policies.authorizer import (
     access_denied,
     described,
 )
+from broker.topics.replication import is_replicator_cursor
 from broker.topics.reserved_names import names_coordinators
 from magnetar.protocol.names import NamespaceName, TopicDomain, parse_topic_name
 from security.access import Access, Need, on_namespace, on_tenant, on_topic
@@ -64,12 +65,15 @@ GET                  /admin/v2/brokers/health                                   
 GET                  /admin/v2/brokers/leaderBroker                                      superuser
 GET                  /admin/v2/brokers/configuration/runtime                             superuser
 GET                  /admin/v2/brokers/internal-configuration                            superuser
+GET                  /admin/v2/brokers/backlog-quota-check                               superuser
 GET                  /admin/v2/brokers/{cluster}                                         superuser
 GET                  /admin/v2/brokers/{cluster}/{broker}/ownedNamespaces                superuser
 GET                  /admin/v2/broker-stats/load-report                                  superuser
+GET                  /admin/v2/broker-stats/topics                                       superuser
 GET                  /admin/v2/broker-channel                                            superuser
 GET                  /admin/v2/clusters                                                  any-role
-GET                  /admin/v2/clusters/{cluster}                                        superuser
+GET PUT POST DELETE  /admin/v2/clusters/{cluster}                                        superuser
+GET POST             /admin/v2/clusters/{cluster}/peers                                  superuser
 GET DELETE           /admin/v2/ledgers/orphans                                           superuser
 GET DELETE           /admin/v2/offload/orphans                                           superuser
 
@@ -83,23 +87,45 @@ GET                  /admin/v2/namespaces/{tenant}/{namespace}/topics           
 GET                  /admin/v2/namespaces/{tenant}/{namespace}/bundles                   lookup
 PUT                  /admin/v2/namespaces/{tenant}/{namespace}/unload                    superuser
 GET POST DELETE      /admin/v2/namespaces/{tenant}/{namespace}/scalableTopicAutoScalePolicy tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/persistence               tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/retention                 tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/deduplication             tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/transactionCoordinatorEnabled tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/autoTopicCreation         tenant-admin
+GET                  /admin/v2/namespaces/{tenant}/{namespace}/backlogQuotaMap           tenant-admin
+POST DELETE          /admin/v2/namespaces/{tenant}/{namespace}/backlogQuota              tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/compactionThreshold       tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/offloadDeletionLagMs      tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/offloadThreshold          tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/scalableTopicConsumerSessionGracePeriod tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/schemaCompatibilityStrategy tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/schemaAutoUpdateCompatibilityStrategy tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/isAllowAutoUpdateSchema   tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/schemaValidationEnforced  tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/autoSubscriptionCreation  tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxProducersPerTopic      tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxConsumersPerTopic      tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxConsumersPerSubscription tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxSubscriptionsPerTopic  tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxTopicsPerNamespace     tenant-admin
+GET POST             /admin/v2/namespaces/{tenant}/{namespace}/replication               tenant-admin
+GET POST             /admin/v2/namespaces/{tenant}/{namespace}/allowedClusters           tenant-admin
+GET PUT DELETE       /admin/v2/namespaces/{tenant}/{namespace}/properties                tenant-admin
+GET DELETE           /admin/v2/namespaces/{tenant}/{namespace}/property/{key}            tenant-admin
+PUT                  /admin/v2/namespaces/{tenant}/{namespace}/property/{key}/{value}    tenant-admin
+POST                 /admin/v2/namespaces/{tenant}/{namespace}/clearBacklog              tenant-admin
+POST                 /admin/v2/namespaces/{tenant}/{namespace}/clearBacklog/{subscription} tenant-admin
+POST                 /admin/v2/namespaces/{tenant}/{namespace}/unsubscribe/{subscription} tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/encryptionRequired        tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxUnackedMessagesPerConsumer tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/maxUnackedMessagesPerSubscription tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscriptionTypesEnabled  tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/messageTTL                tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/publishRate               tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/dispatchRate              tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscriptionDispatchRate  tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscribeRate             tenant-admin
+GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/replicatorDispatchRate    tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/subscriptionExpirationTime tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/inactiveTopicPolicies     tenant-admin
 GET POST PUT DELETE  /admin/v2/namespaces/{tenant}/{namespace}/delayedDelivery           tenant-admin
@@ -132,7 +158,10 @@ DELETE               /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/trunc
 GET PUT              /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/compaction    tenant-admin
 GET                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/offload       tenant-admin
 PUT                  /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/offload       superuser
+GET PUT              /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/properties consume
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/analyzeBacklog consume
 POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip_all consume
+POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip/{count} consume
 POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages consume
 POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages/{seconds} consume
 POST                 /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/all_subscription/expireMessages/{seconds} tenant-admin
@@ -148,16 +177,20 @@ PUT POST DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/partition
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/partitioned-stats lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/stats             lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats     lookup
+GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/internal-info     lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/partitioned-internalStats lookup
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/lastMessageId     lookup
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/terminate         tenant-admin
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/terminate/partitions tenant-admin
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/trim              tenant-admin
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/createMissedPartitions tenant-admin
+DELETE               /admin/v2/persistent/{tenant}/{namespace}/{topic}/truncate          tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/messageid/{timestamp} consume
 PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/backlogSize       consume
 PUT                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/unload            tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/properties        lookup
 PUT DELETE           /admin/v2/persistent/{tenant}/{namespace}/{topic}/properties        tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/persistence         tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/retention           tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/deduplicationEnabled tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/autoSubscriptionCreation tenant-admin
@@ -170,9 +203,22 @@ GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxUnacke
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/maxMessageSize      tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptionTypesEnabled tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/messageTTL          tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptionExpirationTime tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/publishRate       tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/dispatchRate      tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptionDispatchRate tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscribeRate     tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/replicatorDispatchRate tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/replication       tenant-admin
+GET POST DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/{subscription}/dispatchRate tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/inactiveTopicPolicies tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/schemaCompatibilityStrategy tenant-admin
+GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/schemaValidationEnforced tenant-admin
+DELETE               /admin/v2/persistent/{tenant}/{namespace}/{topic}/policies            tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/delayedDelivery     tenant-admin
 GET POST DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/deduplicationSnapshotInterval tenant-admin
+GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/backlogQuotaMap     tenant-admin
+POST DELETE          /admin/v2/persistent/{tenant}/{namespace}/{topic}/backlogQuota        tenant-admin
 GET POST PUT DELETE  /admin/v2/persistent/{tenant}/{namespace}/{topic}/compactionThreshold tenant-admin
 GET PUT              /admin/v2/persistent/{tenant}/{namespace}/{topic}/compaction        tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/offload           tenant-admin
@@ -183,6 +229,9 @@ GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/permissio
 POST DELETE          /admin/v2/persistent/{tenant}/{namespace}/{topic}/permissions/{role} tenant-admin
 GET                  /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscriptions     consume
 PUT DELETE           /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription} consume
+GET PUT              /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/properties consume
+POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/analyzeBacklog consume
+GET POST             /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/replicatedSubscriptionStatus consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip_all consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/skip/{count} consume
 POST                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/expireMessages consume
@@ -211,11 +260,14 @@ GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/permissions
 POST DELETE          /admin/v2/scalable/{tenant}/{namespace}/{topic}/permissions/{role}  tenant-admin
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions       consume
 PUT DELETE           /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription} consume
+GET POST             /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription}/replicatedSubscriptionStatus consume
 POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription}/seek consume
 POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/subscriptions/{subscription}/skip-all consume
 GET POST PUT DELETE  /admin/v2/scalable/{tenant}/{namespace}/{topic}/consumerSessionGracePeriod tenant-admin
 GET POST DELETE      /admin/v2/scalable/{tenant}/{namespace}/{topic}/autoScalePolicy     tenant-admin
 GET                  /admin/v2/scalable/{tenant}/{namespace}/{topic}/scaling             lookup
+GET POST PUT DELETE  /admin/v2/scalable/{tenant}/{namespace}/{topic}/replicationKeyHash  tenant-admin
+POST                 /admin/v2/scalable/{tenant}/{namespace}/{topic}/replication/incarnation superuser
 
 GET                  /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema               lookup
 POST                 /admin/v2/schemas/{tenant}/{namespace}/{topic}/schema               produce
@@ -455,4 +507,7 @@ def question_of(need: Need, path: Mapping[str, str]) -> Access:
     if need is Need.LOOKUP and names_coordinators(topic):
         # Every role may use transactions, and v4 clients find their coordinators by this name.
         return Access(Need.AUTHENTICATED)
+    if need is Need.CONSUME and subscription is not None and is_replicator_cursor(subscription):
+        # What is skipped there is missing in another cluster, for all who consume it there.
+        return on_topic(Need.TENANT_ADMIN, topic)
     return on_topic(need, topic, subscription)

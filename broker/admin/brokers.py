@@ -1,15 +1,25 @@
-"""`/admin/v2/brokers`: the live brokers, their topics, and the health of this one."""
+"""`/admin/v2/brokers`: the live brokers, their topics, and the health and work of this one."""
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
 from http import HTTPStatus
+from itertools import groupby
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError, not_found
-from magnetar.protocol.names import parse_topic_name
+from broker.admin.rest import BUNDLE, RestError, no_content, not_found
+from broker.app.service import Broker
+from broker.topics.non_persistent.stats import non_persistent_topic_stats
+from broker.topics.topic_stats import topic_stats_in_memory
+from magnetar.protocol.names import TopicDomain, TopicName, parse_topic_name
 
 BASE = "/admin/v2/brokers"
 LOAD_REPORT = "/admin/v2/broker-stats/load-report"
+STATS_OF_TOPICS = "/admin/v2/broker-stats/topics"
+
+_ORDINARY = (TopicDomain.PERSISTENT, TopicDomain.NON_PERSISTENT)
 
 
 def routes() -> list[web.RouteDef]:
@@ -20,11 +30,13 @@ def routes() -> list[web.RouteDef]:
         web.get(BASE + "/ready", health),
         web.get(BASE + "/version", version),
         web.get(BASE + "/leaderBroker", leader),
+        web.get(BASE + "/backlog-quota-check", check_backlog_quotas),
         web.get(BASE + "/configuration/runtime", runtime_configuration),
         web.get(BASE + "/internal-configuration", internal_configuration),
         web.get(BASE + "/{cluster}", list_brokers),
         web.get(BASE + "/{cluster}/{broker}/ownedNamespaces", owned_namespaces),
         web.get(LOAD_REPORT, load_report),
+        web.get(STATS_OF_TOPICS, stats_of_topics),
     ]
 
 
@@ -71,6 +83,12 @@ async def leader(request: web.Request) -> web.Response:
     )
 
 
+async def check_backlog_quotas(request: web.Request) -> web.Response:
+    """GET: check the backlog quotas of this broker's topics now; it answers when that is done."""
+    await request.app[BROKER].backlog_quotas.check()
+    return no_content()
+
+
 async def owned_namespaces(request: web.Request) -> web.Response:
     """GET: the namespaces of a broker's topics, each with the number of these."""
     placement = request.app[BROKER].placement
@@ -84,7 +102,7 @@ async def owned_namespaces(request: web.Request) -> web.Response:
             counts[namespace] = counts.get(namespace, 0) + 1
     return web.json_response(
         {
-            f"{namespace}/0x00000000_0xffffffff": {
+            f"{namespace}/{BUNDLE}": {
                 "broker_assignment": "shared",
                 "is_controlled": True,
                 "is_active": True,
@@ -98,6 +116,56 @@ async def owned_namespaces(request: web.Request) -> web.Response:
 async def load_report(request: web.Request) -> web.Response:
     """GET: this broker's record, with its load as it was last reported to the others."""
     return web.json_response(request.app[BROKER].placement.load_report())
+
+
+async def stats_of_topics(request: web.Request) -> web.StreamResponse:
+    """GET: TopicStats of the topics that this broker has loaded, by namespace, bundle and domain.
+
+    Sizes and ages of backlogs are left out: entries may have to be read for them.
+    """
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/json"})
+    await response.prepare(request)
+    if request.method != hdrs.METH_HEAD:
+        # In parts, so that neither the loop nor the memory is taken by all topics at once.
+        async for part in _stats_of_topics(request.app[BROKER]):
+            await response.write(part.encode())
+    await response.write_eof()
+    return response
+
+
+async def _stats_of_topics(broker: Broker) -> AsyncIterator[str]:
+    """The text of the answer, a part for each topic."""
+    named = (*broker.topics.loaded(), *broker.topics.non_persistent.loaded())
+    names = [name for name in map(parse_topic_name, named) if name.domain in _ORDINARY]
+    opening = "{"
+    names.sort(key=lambda name: (str(name.namespace_name), name.domain.value, str(name)))
+    for namespace, of_namespace in groupby(names, lambda name: str(name.namespace_name)):
+        yield f"{opening}{json.dumps(namespace)}:{{{json.dumps(BUNDLE)}:"
+        opening = "{"
+        for domain, of_domain in groupby(of_namespace, lambda name: name.domain.value):
+            yield f"{opening}{json.dumps(domain)}:"
+            opening = "{"
+            for name in of_domain:
+                stats = await _stats_in_memory(broker, name)
+                if stats is not None:
+                    yield f"{opening}{json.dumps(str(name))}:{json.dumps(stats)}"
+                    opening = ","
+                await asyncio.sleep(0)
+            yield "{}" if opening == "{" else "}"
+            opening = ","
+        yield "}}"
+    yield "{}" if opening == "{" else "}"
+
+
+async def _stats_in_memory(broker: Broker, name: TopicName) -> dict[str, object] | None:
+    """TopicStats; None for a topic that is not loaded any more."""
+    topic = broker.topics.loaded().get(str(name))
+    if topic is not None:
+        return await topic_stats_in_memory(topic, broker.broker_id, {})
+    non_persistent = broker.topics.non_persistent.loaded().get(str(name))
+    if non_persistent is not None:
+        return non_persistent_topic_stats(non_persistent, broker.broker_id)
+    return None
 
 
 async def internal_configuration(request: web.Request) -> web.Response:

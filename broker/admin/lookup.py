@@ -17,9 +17,13 @@ def routes() -> list[web.RouteDef]:
 
 
 async def lookup(request: web.Request) -> web.Response:
-    """GET `?listenerName=`: LookupData; 307 to the broker that is chosen for an unowned topic."""
+    """GET `?listenerName=`: LookupData; 307 to the broker that is chosen for an unowned topic.
+
+    404 if there is no such namespace.
+    """
     broker = request.app[BROKER]
     name = topic_of(request, request.match_info["domain"])
+    await broker.namespaces.require(name.namespace_name)
     in_query = request.query.get("listenerName", "")
     require_listener(in_query or request.headers.get(LISTENER_HEADER, ""))
     placed = placed_for_client(broker, name, authoritative=flag(request, AUTHORITATIVE))

@@ -8,15 +8,16 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from broker.admin.message_ids import target_in
 from broker.admin.partition_requests import partitions_in
 from broker.admin.persistent import TOPIC, existing_topic, message_id_json
 from broker.admin.rest import RestError, body_of, not_found, number, refused
-from broker.admin.subscriptions import SUBSCRIPTION, target_in
+from broker.admin.subscriptions import SUBSCRIPTION
 from broker.topics.dispatch.start_position import first_published_since
 from broker.topics.shown_message import shown_message
 from broker.topics.topic import Topic
-from config.bounds import PEEKED_ENTRIES
-from magnetar.protocol.ids import EARLIEST, LATEST, Position
+from broker.topics.topic_requests import subscription_of
+from magnetar.protocol.ids import LATEST, Position
 from storage.managed_ledger.types import Entry
 
 
@@ -37,17 +38,9 @@ async def peek(request: web.Request) -> web.Response:
     404 behind the last one, by which Pulsar's admin library knows the end.
     """
     topic, name = await _topic(request), request.match_info["subscription"]
-    subscription = topic.subscriptions.get(name)
-    if subscription is None:
-        raise not_found(f"{topic.name} has no subscription {name!r}: create it with PUT.")
+    subscription = subscription_of(topic, name)
     wanted = _count("position", number(request, "position"))
-    position = subscription.cursor.first_unacknowledged(EARLIEST)
-    for _ in range(wanted - 1):
-        if position > topic.ledger.last_confirmed:
-            break
-        position = subscription.cursor.first_unacknowledged(
-            Position(position.ledger_id, position.entry_id + 1)
-        )
+    position = subscription.cursor.nth_unacknowledged(wanted)
     return await _shown(topic, position, f"The backlog of {name!r} has fewer than {wanted} entries")
 
 
@@ -72,10 +65,7 @@ async def examine(request: web.Request) -> web.Response:
     if not ledger.entry_count:
         raise refused(f"{topic.name} is empty: publish to it first.")
     skipped = min(wanted, ledger.entry_count) - 1
-    step = ledger.next_position if end == "earliest" else ledger.previous_position
-    position = step(EARLIEST if end == "earliest" else LATEST)
-    for _ in range(skipped):
-        position = step(position)
+    position = ledger.entry_at(skipped if end == "earliest" else ledger.entry_count - 1 - skipped)
     return await _shown(topic, position, f"{topic.name} has no such entry")
 
 
@@ -91,9 +81,18 @@ async def id_at(request: web.Request) -> web.Response:
 
 
 async def size_behind(request: web.Request) -> web.Response:
-    """PUT, message id as body: how many bytes are stored from that message on."""
+    """PUT, message id as body: how many bytes are stored from that message on.
+
+    Bytes are those of entries, so that a message of a batch counts as the batch.
+    """
     topic = await _topic(request)
-    target = target_in(await body_of(request))
+    body = await body_of(request)
+    if not body:
+        raise RestError(
+            HTTPStatus.BAD_REQUEST,
+            'The bytes are counted from a message on: send its id, "earliest" or "latest".',
+        )
+    target = target_in(body, topic.name)
     if target.position == LATEST:
         return web.json_response(0)
     ranges = topic.ledger.ranges
@@ -110,8 +109,8 @@ async def _topic(request: web.Request) -> Topic:
 
 
 def _count(name: str, given: int) -> int:
-    if not 0 < given <= PEEKED_ENTRIES:
-        raise refused(f"{name} = {given} is out of bounds: give 1 to {PEEKED_ENTRIES}.")
+    if given < 1:
+        raise refused(f"{name} = {given} is out of bounds: the first one is 1.")
     return given
 
 
@@ -121,9 +120,10 @@ async def _shown(topic: Topic, position: Position, missing: str) -> web.Response
         raise not_found(f"{missing}: it may be deleted already.")
     readable = position <= topic.max_read_position()
     shown = shown_message(entry, aborted=topic.is_aborted(entry), readable=readable)
-    return web.Response(
-        body=shown.body, headers=shown.headers, content_type="application/octet-stream"
-    )
+    answer = web.Response(body=shown.body, content_type="application/octet-stream")
+    for name, text in shown.headers:
+        answer.headers.add(name, text)
+    return answer
 
 
 async def _entry_at(topic: Topic, position: Position) -> Entry | None:

@@ -6,11 +6,16 @@ What needs stored messages is refused in a sentence, with the status that Pulsar
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import Final
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.persistent import without_excluded
+from broker.admin.persistent import (
+    require_known_partition,
+    require_not_partitioned,
+    without_excluded,
+)
 from broker.admin.redirect import destination_of, require_here
 from broker.admin.rest import (
     RestError,
@@ -21,12 +26,14 @@ from broker.admin.rest import (
     not_found,
     ordinary_topic_of,
     properties_in,
+    require_whole_bundle,
 )
 from broker.topics.non_persistent.stats import (
     non_persistent_internal_stats,
     non_persistent_topic_stats,
 )
 from broker.topics.non_persistent.topic import NonPersistentTopic
+from broker.topics.topic import LIST_SUBSCRIPTIONS
 
 BASE = "/admin/v2/non-persistent/{tenant}/{namespace}"
 TOPIC = BASE + "/{topic}"
@@ -34,11 +41,50 @@ SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 _Handler = Callable[[web.Request], Awaitable[web.Response]]
 
+NO_BACKLOG: Final = "there is no backlog to skip"
+NOTHING_EXPIRES: Final = "no message is kept to expire"
+NOT_ALLOWED: Final = HTTPStatus.METHOD_NOT_ALLOWED
+REFUSED: Final = (
+    ("PUT", SUBSCRIPTION, HTTPStatus.BAD_REQUEST, "a subscription begins with its first consumer"),
+    ("DELETE", f"{TOPIC}/truncate", HTTPStatus.PRECONDITION_FAILED, "there is nothing to truncate"),
+    ("GET", f"{TOPIC}/lastMessageId", NOT_ALLOWED, "it has no last message"),
+    ("POST", f"{TOPIC}/terminate", HTTPStatus.NOT_ACCEPTABLE, "it cannot be sealed: delete it"),
+    ("GET", f"{TOPIC}/compaction", NOT_ALLOWED, "it is never compacted"),
+    ("PUT", f"{TOPIC}/compaction", NOT_ALLOWED, "there is nothing to compact"),
+    ("GET", f"{TOPIC}/offload", NOT_ALLOWED, "it is never offloaded"),
+    ("PUT", f"{TOPIC}/offload", NOT_ALLOWED, "there is nothing to offload"),
+    ("POST", f"{SUBSCRIPTION}/skip_all", NOT_ALLOWED, NO_BACKLOG),
+    ("POST", f"{SUBSCRIPTION}/skip/{{count}}", NOT_ALLOWED, NO_BACKLOG),
+    ("POST", f"{SUBSCRIPTION}/analyzeBacklog", NOT_ALLOWED, "there is no backlog to count"),
+    (
+        "PUT",
+        f"{SUBSCRIPTION}/properties",
+        NOT_ALLOWED,
+        "a subscription has the properties of its first consumer",
+    ),
+    ("POST", f"{SUBSCRIPTION}/resetcursor", NOT_ALLOWED, "there is no position"),
+    ("POST", f"{SUBSCRIPTION}/resetcursor/{{timestamp}}", NOT_ALLOWED, "there is no position"),
+    ("POST", f"{SUBSCRIPTION}/expireMessages", NOT_ALLOWED, NOTHING_EXPIRES),
+    ("POST", f"{SUBSCRIPTION}/expireMessages/{{seconds}}", NOT_ALLOWED, NOTHING_EXPIRES),
+    (
+        "POST",
+        f"{TOPIC}/all_subscription/expireMessages/{{seconds}}",
+        NOT_ALLOWED,
+        NOTHING_EXPIRES,
+    ),
+    (
+        "GET",
+        f"{SUBSCRIPTION}/position/{{position}}",
+        NOT_ALLOWED,
+        "there is no message to peek at",
+    ),
+)
+"""Requests that need stored messages: method, path, status and reason."""
+
 
 def routes() -> list[web.RouteDef]:
     """The resource's routes."""
-    not_allowed = HTTPStatus.METHOD_NOT_ALLOWED
-    return [
+    served = [
         web.get(BASE, list_topics),
         web.put(TOPIC, create),
         web.delete(TOPIC, delete),
@@ -47,42 +93,10 @@ def routes() -> list[web.RouteDef]:
         web.put(TOPIC + "/unload", unload),
         web.get(TOPIC + "/subscriptions", list_subscriptions),
         web.delete(SUBSCRIPTION, delete_subscription),
-        web.put(
-            SUBSCRIPTION,
-            refuse(HTTPStatus.BAD_REQUEST, "a subscription begins with its first consumer"),
-        ),
-        web.delete(
-            TOPIC + "/truncate",
-            refuse(HTTPStatus.PRECONDITION_FAILED, "there is nothing to truncate"),
-        ),
-        web.get(TOPIC + "/lastMessageId", refuse(not_allowed, "it has no last message")),
-        web.post(TOPIC + "/terminate", refuse(not_allowed, "it cannot be sealed: delete it")),
-        web.get(TOPIC + "/compaction", refuse(not_allowed, "it is never compacted")),
-        web.put(TOPIC + "/compaction", refuse(not_allowed, "there is nothing to compact")),
-        web.get(TOPIC + "/offload", refuse(not_allowed, "it is never offloaded")),
-        web.put(TOPIC + "/offload", refuse(not_allowed, "there is nothing to offload")),
-        web.post(SUBSCRIPTION + "/skip_all", refuse(not_allowed, "there is no backlog to skip")),
-        web.post(SUBSCRIPTION + "/resetcursor", refuse(not_allowed, "there is no position")),
-        web.post(
-            SUBSCRIPTION + "/resetcursor/{timestamp}",
-            refuse(not_allowed, "there is no position"),
-        ),
-        web.post(
-            SUBSCRIPTION + "/expireMessages", refuse(not_allowed, "no message is kept to expire")
-        ),
-        web.post(
-            SUBSCRIPTION + "/expireMessages/{seconds}",
-            refuse(not_allowed, "no message is kept to expire"),
-        ),
-        web.post(
-            TOPIC + "/all_subscription/expireMessages/{seconds}",
-            refuse(not_allowed, "no message is kept to expire"),
-        ),
-        web.get(
-            SUBSCRIPTION + "/position/{position}",
-            refuse(not_allowed, "there is no message to peek at"),
-        ),
+        web.get(SUBSCRIPTION + "/properties", properties),
     ]
+    refused = (web.route(how, path, refuse(code, why)) for how, path, code, why in REFUSED)
+    return [*served, *refused]
 
 
 def refuse(status: HTTPStatus, reason: str) -> _Handler:
@@ -109,7 +123,8 @@ async def existing_topic(request: web.Request) -> NonPersistentTopic:
 
 
 async def list_topics(request: web.Request) -> web.Response:
-    """GET: the names of the topics that brokers have now, partitions included."""
+    """GET `?bundle=`: the names of the topics that brokers have now, partitions included."""
+    require_whole_bundle(request)
     broker = request.app[BROKER]
     namespace = namespace_of(request)
     await broker.namespaces.require(namespace)
@@ -119,6 +134,7 @@ async def list_topics(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """PUT: make an unpartitioned topic, which lasts until it is unused; 409 if it exists."""
     name = ordinary_topic_of(request)
+    await require_known_partition(request, name)
     await require_here(request, name)
     if properties_in(await body_of(request)):
         raise RestError(
@@ -130,9 +146,16 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: delete the topic; 412 while it is used, unless forced."""
-    topic = await existing_topic(request)
-    await request.app[BROKER].topics.delete(topic.name, force=flag(request, "force"))
+    """DELETE `?force=true`: delete the topic; 412 while it is used, unless forced.
+
+    Also one that no broker has, as after an unload: nothing says whether there was one.
+    """
+    broker, name = request.app[BROKER], ordinary_topic_of(request)
+    await require_not_partitioned(request, name)
+    await broker.namespaces.require(name.namespace_name)
+    if await broker.topics.may_be_opened(name):
+        await require_here(request, name)
+    await broker.topics.delete(name, force=flag(request, "force"))
     return no_content()
 
 
@@ -164,6 +187,15 @@ async def unload(request: web.Request) -> web.Response:
 async def list_subscriptions(request: web.Request) -> web.Response:
     """GET: names of subscriptions."""
     return web.json_response(sorted((await existing_topic(request)).subscriptions))
+
+
+async def properties(request: web.Request) -> web.Response:
+    """GET: the properties that a subscription got from its first consumer."""
+    topic, name = await existing_topic(request), request.match_info["subscription"]
+    found = topic.subscriptions.get(name)
+    if found is None:
+        raise not_found(f"{topic.name} has no subscription {name!r} now: {LIST_SUBSCRIPTIONS}")
+    return web.json_response(dict(found.properties))
 
 
 async def delete_subscription(request: web.Request) -> web.Response:

@@ -20,50 +20,37 @@ REASONS: Final[Mapping[str, str]] = {
     "bookies": "Racks of bookies are not served: set them where the bookies are run.",
     "bundles": "Nothing is done with single bundles, as each topic has an owner of its own: "
     "name the topic, or the whole namespace.",
-    "clear": "The backlog of a whole namespace is not cleared at once: use skip_all on each "
-    "subscription of each topic.",
-    "clusters": "There is one cluster here, and its brokers' settings describe it: "
-    "change these instead.",
     "dispatcher-pause": "Dispatching does not pause for the state of acknowledgements, which is "
     "bounded in another way: leave it out.",
     "dynamic": "Settings do not change while a broker runs: change its file or its environment, "
     "and start it again.",
-    "encryption": "A namespace cannot require encryption yet: leave encryptionRequired out.",
     "entry-filters": "Entry filters are Java classes inside a broker, which this one has none of: "
     "filter in the consumer.",
     "failure-domains": "Failure domains are not served: topics are placed by load alone.",
     "functions": "Functions are not served: run the function as a program with a client.",
-    "internal-info": "The stored record of a ledger is not shown: ask for internalStats.",
+    "index": "Messages have no index of the whole topic here, as in Pulsar without "
+    "AppendIndexMetadataInterceptor: seek by time or by message id.",
     "io": "IO connectors, sources and sinks, are not served: run them as programs with a client.",
     "isolation": "Isolation policies are not served: topics are placed by load alone.",
     "java": "This broker is no Java program and has none of these statistics: read /metrics.",
     "metadata-migration": "Metadata is not moved to another store while brokers run.",
-    "migration": "Clients are not sent to another cluster: there is one cluster here.",
-    "missed-partitions": "Partitions are made when they are first used: there is nothing to do.",
+    "migration": "Clients are not sent to another cluster: give them its URL.",
     "offload-policies": "The place of offloaded data is the broker's setting offload_url: set "
     "offloadThreshold and offloadDeletionLagMs of the namespace instead.",
     "packages": "Packages are not served, as there are no functions.",
-    "persistence": "Numbers of copies are settings of the broker, for all topics alike: "
-    "leave the policy out.",
-    "properties": "Namespaces have no properties here: set properties of topics.",
     "property-labels": "Properties of topics are no labels of metrics: leave the policy out.",
     "proxy": "This is a broker and no proxy: ask a proxy for its own statistics.",
-    "quota-check": "Backlog quotas cannot be checked on request.",
     "quotas": "Resource quotas of bundles are not served, as there are no bundles.",
-    "replication": "Nothing is replicated between clusters: there is one cluster here.",
+    "replication-version": "A namespace's list of clusters has no version: read the list.",
     "resource-groups": "Resource groups are not served: set the rates of namespaces and topics.",
+    "sequence-ids": "The broker saves sequence ids by the number and the size of messages since "
+    "the last time, and each minute at the latest.",
     "schema-metadata": "The stored records of schemas are not shown: ask for the schemas.",
-    "schema-policies": "This policy of schemas is not served: set schemaCompatibilityStrategy of "
-    "the namespace.",
     "shadow": "Shadow topics are not served: subscribe to the source topic itself.",
     "shutdown": "A broker is not stopped over REST: send it SIGTERM, which drains it.",
-    "statistics": "Statistics of all topics at once are not served: ask for the stats of each "
-    "topic, or read /metrics.",
-    "unsubscribe": "A subscription of a whole namespace is not deleted at once: delete it on each "
-    "topic.",
     "worker": "There is no functions worker here, as functions are not served.",
 }
-"""The sentence for each word in `TABLE`."""
+"""The sentence for each word in `TABLE`, and in `refused_policies.POLICIES`."""
 
 TABLE: Final = """
 GET                 /admin/v2/bookies/{below:.+}                                        bookies
@@ -72,15 +59,11 @@ GET                 /admin/v2/broker-stats/metrics                              
 GET                 /admin/v2/broker-stats/mbeans                                       java
 GET                 /admin/v2/broker-stats/bookieops                                    java
 GET                 /admin/v2/broker-stats/allocator-stats/{allocator}                  java
-GET                 /admin/v2/broker-stats/topics                                       statistics
-GET                 /admin/v2/brokers/backlog-quota-check                               quota-check
 GET                 /admin/v2/brokers/configuration                                     dynamic
 GET                 /admin/v2/brokers/configuration/values                              dynamic
 DELETE              /admin/v2/brokers/configuration/{setting}                           dynamic
 POST                /admin/v2/brokers/configuration/{setting}/{value}                   dynamic
 POST                /admin/v2/brokers/shutdown                                          shutdown
-PUT POST DELETE     /admin/v2/clusters/{cluster}                                        clusters
-GET POST            /admin/v2/clusters/{cluster}/peers                                  replication
 GET POST            /admin/v2/clusters/{cluster}/migrate                                migration
 GET                 /admin/v2/clusters/{cluster}/failureDomains                         failure-domains
 GET POST DELETE     /admin/v2/clusters/{cluster}/failureDomains/{name}                  failure-domains
@@ -92,30 +75,17 @@ GET                 /admin/v2/metadata/migration/status                         
 
 GET                 /admin/v2/namespaces/{cluster}/antiAffinity/{group}                 anti-affinity
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/antiAffinity              anti-affinity
-GET POST            /admin/v2/namespaces/{tenant}/{namespace}/allowedClusters           replication
-GET POST            /admin/v2/namespaces/{tenant}/{namespace}/replication               replication
-GET                 /admin/v2/namespaces/{tenant}/{namespace}/configversion             replication
+GET                 /admin/v2/namespaces/{tenant}/{namespace}/configversion             replication-version
 POST                /admin/v2/namespaces/{tenant}/{namespace}/migration                 migration
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/allowedTopicPropertyKeysForMetrics property-labels
-POST                /admin/v2/namespaces/{tenant}/{namespace}/clearBacklog              clear
-POST                /admin/v2/namespaces/{tenant}/{namespace}/clearBacklog/{subscription} clear
-POST                /admin/v2/namespaces/{tenant}/{namespace}/unsubscribe/{subscription} unsubscribe
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/dispatcherPauseOnAckStatePersistent dispatcher-pause
-GET POST            /admin/v2/namespaces/{tenant}/{namespace}/encryptionRequired        encryption
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/entryFilters              entry-filters
 GET POST            /admin/v2/namespaces/{tenant}/{namespace}/offloadPolicies           offload-policies
 DELETE              /admin/v2/namespaces/{tenant}/{namespace}/removeOffloadPolicies     offload-policies
 GET PUT             /admin/v2/namespaces/{tenant}/{namespace}/offloadThresholdInSeconds offload-policies
-GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/persistence               persistence
 GET POST DELETE     /admin/v2/namespaces/{tenant}/{namespace}/persistence/bookieAffinity affinity
-GET PUT DELETE      /admin/v2/namespaces/{tenant}/{namespace}/properties                properties
-GET DELETE          /admin/v2/namespaces/{tenant}/{namespace}/property/{key}            properties
-PUT                 /admin/v2/namespaces/{tenant}/{namespace}/property/{key}/{value}    properties
 GET DELETE          /admin/v2/namespaces/{tenant}/{namespace}/resourcegroup             resource-groups
 POST                /admin/v2/namespaces/{tenant}/{namespace}/resourcegroup/{group}     resource-groups
-GET POST            /admin/v2/namespaces/{tenant}/{namespace}/isAllowAutoUpdateSchema   schema-policies
-GET PUT             /admin/v2/namespaces/{tenant}/{namespace}/schemaAutoUpdateCompatibilityStrategy schema-policies
-GET POST            /admin/v2/namespaces/{tenant}/{namespace}/schemaValidationEnforced  schema-policies
 DELETE              /admin/v2/namespaces/{tenant}/{namespace}/{bundle:0x[0-9a-f]+_0x[0-9a-f]+} bundles
 POST                /admin/v2/namespaces/{tenant}/{namespace}/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog bundles
 POST                /admin/v2/namespaces/{tenant}/{namespace}/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/clearBacklog/{subscription} bundles
@@ -125,16 +95,10 @@ PUT                 /admin/v2/namespaces/{tenant}/{namespace}/{bundle:0x[0-9a-f]
 POST                /admin/v2/namespaces/{tenant}/{namespace}/{bundle:0x[0-9a-f]+_0x[0-9a-f]+}/unsubscribe/{subscription} bundles
 
 GET                 /admin/v2/non-persistent/{tenant}/{namespace}/{bundle:0x[0-9a-f]+_0x[0-9a-f]+} bundles
-POST                /admin/v2/persistent/{tenant}/{namespace}/{topic}/createMissedPartitions missed-partitions
-GET                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/internal-info     internal-info
+GET                 /admin/v2/persistent/{tenant}/{namespace}/{topic}/getMessageIdByIndex index
 GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/dispatcherPauseOnAckStatePersistent dispatcher-pause
 GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/entryFilters      entry-filters
 GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/offloadPolicies   offload-policies
-GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/persistence       persistence
-GET POST DELETE     /admin/v2/persistent/{tenant}/{namespace}/{topic}/replication       replication
-GET POST            /admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/replicatedSubscriptionStatus replication
-GET PUT DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/schemaCompatibilityStrategy schema-policies
-GET POST            /admin/v2/persistent/{tenant}/{namespace}/{topic}/schemaValidationEnforced schema-policies
 GET PUT DELETE      /admin/v2/persistent/{tenant}/{namespace}/{topic}/shadowTopics      shadow
 
 GET POST            /admin/v2/resource-quotas                                           quotas

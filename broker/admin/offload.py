@@ -7,6 +7,7 @@ Magnetar's own.  Segments and scalable topics have the same below their own path
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.message_ids import require_known_id
 from broker.admin.persistent import TOPIC, existing_topic
 from broker.admin.rest import body_of, no_content, refused
 from broker.policies.json_numbers import is_number
@@ -45,8 +46,9 @@ async def offload(request: web.Request) -> web.Response:
 def _position(body: object) -> Position:
     if body is None:
         return LATEST
-    numbers = [body.get(name) for name in ("ledgerId", "entryId")] if isinstance(body, dict) else []
-    found = [each for each in numbers if is_number(each)]
+    members = body if isinstance(body, dict) else {}
+    require_known_id(members)
+    found = [each for name in ("ledgerId", "entryId") if is_number(each := members.get(name))]
     if len(found) != 2:
         raise refused("The body must be a message id with ledgerId and entryId, or empty.")
     return Position(*found)

@@ -71,15 +71,22 @@ async def copy_subscriptions(
     """
     found = stats.get("subscriptions")
     durable = {
-        str(name): {str(key): str(text) for key, text in one.get(PROPERTIES, {}).items()}
+        str(name): (
+            {str(key): str(text) for key, text in one.get(PROPERTIES, {}).items()},
+            one.get("isReplicated") is True,
+        )
         for name, one in (found.items() if isinstance(found, dict) else ())
         if one.get("isDurable") and name != COMPACTION_CURSOR
     }
     cluster = broker.topics.cluster
 
     async def copy(partition: TopicName) -> None:
-        for name, properties in durable.items():
-            await cluster.ask(CreateTopicSubscription(partition, name, EARLIEST, properties))
+        for name, (properties, replicated) in durable.items():
+            await cluster.ask(
+                CreateTopicSubscription(
+                    partition, name, EARLIEST, properties, replicated=replicated
+                )
+            )
 
     if durable:
         await broker.topics.partition_work.run(partitions, copy)

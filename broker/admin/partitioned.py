@@ -15,7 +15,6 @@ from broker.admin.partition_requests import copy_subscriptions, on_each_partitio
 from broker.admin.persistent import (
     TOPIC,
     persistent_name,
-    require_no_ledger_metadata,
     require_not_migrated,
     without_excluded,
 )
@@ -26,9 +25,11 @@ from broker.admin.rest import (
     flag,
     namespace_of,
     no_content,
+    no_topic,
     not_found,
     ordinary_topic_of,
     properties_in,
+    refused,
 )
 from broker.admin.topic_stats import stats_of_all
 from broker.app.service import Broker
@@ -36,8 +37,13 @@ from broker.policies.json_numbers import is_number
 from broker.topics.partitions import PartitionedTopic
 from broker.topics.reserved_names import COORDINATORS
 from broker.topics.topic import TopicNotFound
-from broker.topics.topic_requests import SealTopic, TrimTopic, ViewInternalStats
-from magnetar.protocol.names import TopicDomain, TopicName, require_creatable
+from broker.topics.topic_requests import SealTopic, TrimTopic, TruncateTopic, ViewInternalStats
+from magnetar.protocol.names import (
+    PARTITION_SUFFIX,
+    TopicDomain,
+    TopicName,
+    require_creatable,
+)
 
 COUNT_CHARACTERS = 20
 METADATA_MEMBERS = frozenset({"partitions", "properties", "deleted"})
@@ -61,6 +67,8 @@ def routes() -> list[web.RouteDef]:
         web.get(TOPIC + "/partitioned-internalStats", stats_of_ledgers),
         web.post(TOPIC + "/terminate/partitions", terminate_partitions),
         web.post(TOPIC + "/trim", trim),
+        web.post(TOPIC + "/createMissedPartitions", create_missing),
+        web.delete(TOPIC + "/truncate", truncate),
     ]
     return found
 
@@ -120,7 +128,7 @@ async def get_partitions(request: web.Request) -> web.Response:
     found = await topics.partitioned.find(name)
     if found is None and not await topics.may_be_opened(name):
         if not flag(request, "checkAllowAutoCreation"):
-            raise not_found(f"There is no topic {name}: create it with PUT, or publish to it.")
+            raise no_topic(name)
         await topics.require_auto_creation(name)
         await topics.partitions_of(name, create=True)
         found = await topics.partitioned.find(name)
@@ -136,19 +144,36 @@ def _metadata_json(found: PartitionedTopic | None) -> dict[str, object]:
 
 
 async def create_partitioned(request: web.Request) -> web.Response:
-    """PUT, the number of partitions or PartitionedTopicMetadata as body: create the topic."""
+    """PUT, the number of partitions or PartitionedTopicMetadata as body: create the topic.
+
+    The clusters to which it is replicated get it too, unless `?createLocalTopicOnly=true`.
+    """
     broker = request.app[BROKER]
     name = ordinary_topic_of(request)
     broker.topics.require_served(name)
     require_creatable(name)
+    if PARTITION_SUFFIX in name.local_name:
+        raise refused(
+            f"A partitioned topic may not have {PARTITION_SUFFIX!r} in its name, as its partitions "
+            "do: use another name."
+        )
     await broker.namespaces.require(namespace_of(request))
     count, properties = _metadata_in(await body_of(request))
     require_no_shadow(properties)
     if await broker.topics.exists(name):
         raise conflict(f"The topic {name} exists already.")
-    await broker.topics.partitioned.create(name, count, properties)
+    async with broker.topic_counts.room(name, partitions=count):
+        await broker.topics.partitioned.create(name, count, properties)
     await _create_partitions(broker, name, count)
+    if not flag(request, "createLocalTopicOnly"):
+        _make_in_other_clusters(broker, name, count)
     return no_content()
+
+
+def _make_in_other_clusters(broker: Broker, name: TopicName, count: int) -> None:
+    if name.domain is TopicDomain.PERSISTENT:
+        clusters = broker.policies.of(name).replication_clusters
+        broker.replications.make_partitions(name, count, clusters)
 
 
 async def _create_partitions(broker: Broker, name: TopicName, count: int) -> None:
@@ -163,33 +188,59 @@ async def _create_partitions(broker: Broker, name: TopicName, count: int) -> Non
 
 
 async def grow_partitions(request: web.Request) -> web.Response:
-    """POST, the new number as body: add partitions, with the subscriptions of the first one."""
+    """POST, the new number as body: add partitions, with the subscriptions of the first one.
+
+    The clusters to which it is replicated get them too, unless `?updateLocalTopicOnly=true`.
+    409 if the topic is not partitioned.
+    """
     broker = request.app[BROKER]
     name = ordinary_topic_of(request)
     await require_not_migrated(request, name)
     count = _count_in(await body_of(request))
     before = await broker.topics.partitioned.count(name)
-    first = await broker.topics.cluster.stats(name.partition(0)) if before else {}
-    await broker.topics.partitioned.grow(name, count)
+    if not before:
+        raise conflict(f"{name} is not partitioned: create it with PUT first.")
+    first = await broker.topics.cluster.stats(name.partition(0))
+    async with broker.topic_counts.room(name, partitions=count, before=before):
+        await broker.topics.partitioned.grow(name, count)
     await _create_partitions(broker, name, count)
     if name.domain is TopicDomain.PERSISTENT:
         added = [name.partition(index) for index in range(before, count)]
         await copy_subscriptions(broker, first, added)
+    if not flag(request, "updateLocalTopicOnly"):
+        _make_in_other_clusters(broker, name, count)
+    return no_content()
+
+
+async def create_missing(request: web.Request) -> web.Response:
+    """POST: create the partitions that are not stored yet; among several brokers their first use.
+
+    404 for a topic without partitions.
+    """
+    broker, name = request.app[BROKER], persistent_name(request)
+    await require_not_migrated(request, name)
+    count = await broker.topics.partitioned.count(name)
+    if not count:
+        raise not_found(f"{name} is not partitioned: create it with PUT .../partitions.")
+    await _create_partitions(broker, name, count)
     return no_content()
 
 
 async def delete_partitioned(request: web.Request) -> web.Response:
-    """DELETE `?force=true`: delete the topic with its partitions."""
-    name = ordinary_topic_of(request)
+    """DELETE `?force=true`: delete the topic with its partitions; 409 if it is not partitioned."""
+    topics, name = request.app[BROKER].topics, ordinary_topic_of(request)
     await require_not_migrated(request, name)
-    await request.app[BROKER].topics.delete_partitioned(name, force=flag(request, "force"))
+    if not await topics.partitioned.count(name) and await topics.exists(name):
+        raise conflict(f"{name} is not partitioned: delete it without /partitions.")
+    await topics.delete_partitioned(name, force=flag(request, "force"))
     return no_content()
 
 
 async def partitioned_stats(request: web.Request) -> web.Response:
     """GET `?perPartition=`: TopicStats of all partitions together, and of each one.
 
-    `?excludePublishers=&excludeConsumers=` as for one topic.
+    `?excludePublishers=&excludeConsumers=` as for one topic.  A partition that no broker has loaded
+    is not loaded for it: there may be thousands.
     """
     broker = request.app[BROKER]
     name = ordinary_topic_of(request)
@@ -199,7 +250,8 @@ async def partitioned_stats(request: web.Request) -> web.Response:
     partitions = [name.partition(index) for index in range(found.partitions)]
 
     async def stats(partition: TopicName) -> Mapping[str, object]:
-        return without_excluded(request, await broker.topics.cluster.stats(partition))
+        found = await broker.topics.cluster.stats_without_loading(partition)
+        return without_excluded(request, found)
 
     found_stats = await broker.topics.partition_work.run(partitions, stats)
     each = {str(name): one for name, one in zip(partitions, found_stats, strict=True)}
@@ -211,8 +263,8 @@ async def partitioned_stats(request: web.Request) -> web.Response:
 
 
 async def stats_of_ledgers(request: web.Request) -> web.Response:
-    """GET: PersistentTopicInternalStats of each partition that exists."""
-    require_no_ledger_metadata(request)
+    """GET `?metadata=`: PersistentTopicInternalStats of each partition that exists."""
+    with_records = flag(request, "metadata")
     topics, name = request.app[BROKER].topics, persistent_name(request)
     found = await topics.partitioned.find(name)
     if found is None:
@@ -221,7 +273,7 @@ async def stats_of_ledgers(request: web.Request) -> web.Response:
 
     async def stats(partition: TopicName) -> Mapping[str, object] | None:
         try:
-            return await topics.cluster.ask(ViewInternalStats(partition))
+            return await topics.cluster.ask(ViewInternalStats(partition, with_records))
         except TopicNotFound:
             return None
 
@@ -245,4 +297,16 @@ async def terminate_partitions(request: web.Request) -> web.Response:
 async def trim(request: web.Request) -> web.Response:
     """POST: delete now what every subscription has read and no policy keeps."""
     await on_each_partition(request, TrimTopic)
+    return no_content()
+
+
+async def truncate(request: web.Request) -> web.Response:
+    """DELETE: move every subscription to the end, and delete what is stored, also if kept.
+
+    409 for a segment of a scalable topic, and during a compaction.
+    """
+    name = persistent_name(request)
+    for each in await partitions_in(request) or [name]:
+        await require_not_migrated(request, each)
+    await on_each_partition(request, TruncateTopic)
     return no_content()

@@ -17,6 +17,7 @@ from broker.admin.rest import (
     namespace_of,
     no_content,
     ordinary_topic_of,
+    require_known,
     shortened,
     topic_of,
 )
@@ -158,7 +159,7 @@ async def revoke_on_topic(request: web.Request) -> web.Response:
 async def grant_on_topics(request: web.Request) -> web.Response:
     """POST `[{topic, role, actions}]`, all of one namespace; 204."""
     wanted = [
-        (*_topic_and_role(each), _known_actions(each.get("actions")))
+        (*_topic_and_role(each, "actions"), _known_actions(each.get("actions")))
         for each in await _objects(request)
     ]
 
@@ -279,7 +280,10 @@ async def _objects(request: web.Request) -> list[Json]:
     return body
 
 
-def _topic_and_role(each: Json) -> tuple[TopicName, str]:
+def _topic_and_role(each: Json, *others: str) -> tuple[TopicName, str]:
+    """The topic and the role of an object, which may have the members `others` besides."""
+    known = ("topic", "role", *others)
+    require_known(each, known, "An object of this list", f"send {', '.join(known)}")
     topic, role = each.get("topic"), each.get("role")
     if not isinstance(topic, str) or not isinstance(role, str):
         raise RestError(HTTPStatus.BAD_REQUEST, "Each object must have a topic and a role.")

@@ -5,7 +5,6 @@ about it; any broker serves those about a namespace.
 """
 
 from collections.abc import Mapping
-from http import HTTPStatus
 
 from aiohttp import web
 
@@ -13,14 +12,16 @@ from broker.admin.keys import BROKER
 from broker.admin.not_served import require_no_shadow
 from broker.admin.redirect import destination_of, require_here
 from broker.admin.rest import (
-    RestError,
     body_of,
     conflict,
     flag,
     namespace_of,
     no_content,
+    no_topic,
     not_found,
     properties_in,
+    refused,
+    require_whole_bundle,
     topic_of,
 )
 from broker.admin.topic_stats import without
@@ -60,9 +61,32 @@ async def existing_topic(request: web.Request) -> Topic:
     if name.partition_index is None and await broker.topics.partitioned.count(name):
         raise not_found(f"{name} is partitioned: ask for one of its partitions.")
     if not await broker.topics.may_be_opened(name):
-        raise not_found(f"There is no topic {name}: create it with PUT, or publish to it.")
+        raise no_topic(name)
     await require_here(request, name)
     return await broker.topics.get(name, create=False)
+
+
+async def require_known_partition(request: web.Request, name: TopicName) -> None:
+    """Raise 412 for the name of a partition that is none of a partitioned topic."""
+    index = name.partition_index
+    if index is None:
+        return
+    count = await request.app[BROKER].topics.partitioned.count(name.partitioned)
+    if index >= count:
+        raise refused(
+            f"{name} is named as a partition, and {name.partitioned} has {count} of them: use "
+            "another name, or create the partitioned topic."
+        )
+
+
+async def require_not_partitioned(request: web.Request, name: TopicName) -> None:
+    """Raise 409 for a partitioned topic, of which the request would delete nothing."""
+    topics = request.app[BROKER].topics
+    if name.partition_index is None and await topics.partitioned.count(name):
+        raise conflict(
+            f"{name} is partitioned: delete it with DELETE .../partitions "
+            "(pulsar-admin topics delete-partitioned-topic)."
+        )
 
 
 async def require_not_migrated(request: web.Request, name: TopicName) -> None:
@@ -84,7 +108,8 @@ def message_id_json(position: Position) -> dict[str, int]:
 
 
 async def list_topics(request: web.Request) -> web.Response:
-    """GET: the names of persistent topics, partitions included."""
+    """GET `?bundle=`: the names of persistent topics, partitions included."""
+    require_whole_bundle(request)
     broker = request.app[BROKER]
     namespace = namespace_of(request)
     await broker.namespaces.require(namespace)
@@ -94,6 +119,7 @@ async def list_topics(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """PUT, properties as body: create an unpartitioned topic; 409 if it exists."""
     name = persistent_name(request)
+    await require_known_partition(request, name)
     await require_here(request, name)
     properties = properties_in(await body_of(request))
     require_no_shadow(properties)
@@ -103,6 +129,7 @@ async def create(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE `?force=true`: delete the topic; 412 while it is used, unless forced."""
+    await require_not_partitioned(request, persistent_name(request))
     topic = await existing_topic(request)
     await require_not_migrated(request, topic.name)
     await request.app[BROKER].topics.delete(topic.name, force=flag(request, "force"))
@@ -126,18 +153,10 @@ def without_excluded(request: web.Request, stats: Mapping[str, object]) -> dict[
 
 
 async def stats_of_ledgers(request: web.Request) -> web.Response:
-    """GET: PersistentTopicInternalStats: ledgers and cursors."""
-    require_no_ledger_metadata(request)
-    return web.json_response(await internal_stats(await existing_topic(request)))
-
-
-def require_no_ledger_metadata(request: web.Request) -> None:
-    """Raise 501 for a request that wants the metadata of each ledger."""
-    if flag(request, "metadata"):
-        raise RestError(
-            HTTPStatus.NOT_IMPLEMENTED,
-            "The metadata of ledgers is not served: ask without ?metadata=true.",
-        )
+    """GET `?metadata=`: PersistentTopicInternalStats: ledgers, with their records, and cursors."""
+    topic = await existing_topic(request)
+    stats = await internal_stats(topic, with_records=flag(request, "metadata"))
+    return web.json_response(stats)
 
 
 async def last_message_id(request: web.Request) -> web.Response:

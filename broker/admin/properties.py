@@ -12,7 +12,7 @@ from broker.admin.keys import BROKER
 from broker.admin.not_served import require_no_shadow
 from broker.admin.persistent import TOPIC, existing_topic, persistent_name
 from broker.admin.rest import body_of, no_content, properties_in, refused
-from broker.topics.local_topics import OWN_PROPERTIES
+from broker.topics.local_topics import is_own_property, properties_of_users
 
 
 def routes() -> list[web.RouteDef]:
@@ -30,8 +30,7 @@ async def get(request: web.Request) -> web.Response:
     if partitioned is not None:
         return web.json_response(dict(partitioned.properties))
     stored = (await existing_topic(request)).ledger.properties
-    shown = {key: value for key, value in stored.items() if not key.startswith(OWN_PROPERTIES)}
-    return web.json_response(shown)
+    return web.json_response(properties_of_users(stored))
 
 
 async def update(request: web.Request) -> web.Response:
@@ -45,7 +44,7 @@ async def update(request: web.Request) -> web.Response:
 async def remove(request: web.Request) -> web.Response:
     """DELETE `?key=`: remove one property."""
     key = request.query.get("key")
-    if not key or key.startswith(OWN_PROPERTIES):
+    if not key or is_own_property(key):
         raise refused("The request names no property of a user: give its name as ?key=.")
     await _change(request, {key: None})
     return no_content()

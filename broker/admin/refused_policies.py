@@ -3,44 +3,52 @@
 GET and DELETE answer 204, as none is ever set; POST answers 501 with the reason.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Final
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
 from broker.admin.namespaces import NAMESPACE
+from broker.admin.not_served import REASONS
 from broker.admin.persistent import TOPIC, persistent_name
-from broker.admin.rest import RestError, namespace_of, no_content, not_found
+from broker.admin.rest import Handler, RestError, namespace_of, no_content, no_topic
 
-SNAPSHOT_INTERVAL = "deduplicationSnapshotInterval"
+POLICIES: Final[Mapping[str, str]] = {
+    "deduplicationSnapshotInterval": "sequence-ids",
+}
+"""Each policy, and the word in `REASONS` for why it is refused."""
 
 
 def routes() -> list[web.RouteDef]:
     """The resources' routes."""
     found = []
     for base in (NAMESPACE, TOPIC):
-        path = f"{base}/{SNAPSHOT_INTERVAL}"
-        found += [web.get(path, show), web.post(path, refuse), web.delete(path, show)]
+        for name, reason in POLICIES.items():
+            path, refuse = f"{base}/{name}", _refusing(name, reason)
+            found += [web.get(path, show), web.post(path, refuse), web.delete(path, show)]
     return found
 
 
 async def show(request: web.Request) -> web.Response:
     """GET, DELETE: there is none."""
-    await _require(request)
+    await _require_holder(request)
     return no_content()
 
 
-async def refuse(request: web.Request) -> web.Response:
-    """POST: 501."""
-    await _require(request)
-    raise RestError(
-        HTTPStatus.NOT_IMPLEMENTED,
-        f"{SNAPSHOT_INTERVAL} is not served: leave it out. The broker saves sequence ids by the "
-        "number and the size of messages since the last time, and each minute at the latest.",
-    )
+def _refusing(name: str, reason: str) -> Handler:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        """POST: 501."""
+        await _require_holder(request)
+        raise RestError(
+            HTTPStatus.NOT_IMPLEMENTED, f"{name} is not served: leave it out. {REASONS[reason]}"
+        )
+
+    return refuse
 
 
-async def _require(request: web.Request) -> None:
+async def _require_holder(request: web.Request) -> None:
     """Raise 404 unless the topic or namespace in the path exists."""
     broker = request.app[BROKER]
     if "topic" not in request.match_info:
@@ -48,4 +56,4 @@ async def _require(request: web.Request) -> None:
         return
     name = persistent_name(request)
     if not (await broker.topics.exists(name) or await broker.topics.has_scalable_twin(name)):
-        raise not_found(f"There is no topic {name}: create it with PUT, or publish to it.")
+        raise no_topic(name)

@@ -5,7 +5,7 @@ broker map to a status by their class, or else by their `ServerError`.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
 from math import isfinite
 
@@ -14,8 +14,9 @@ from aiohttp import web
 
 from broker.placement.owner_requests import OwnerFailed
 from broker.policies.json_numbers import LARGEST, is_number
-from broker.topics.local_topics import OWN_PROPERTIES
-from config.bounds import MAX_TOPIC_PROPERTIES_BYTES
+from broker.topics.client_metadata import ReservedProperty, require_unreserved
+from broker.topics.local_topics import is_own_property
+from config.bounds import MAX_PROPERTIES_BYTES
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError, ServerError
 from storage.metadata.store import RecordTooLarge
@@ -25,6 +26,9 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES = 1024 * 1024
 SHOWN_CHARACTERS = 100
 """Characters of a peer's text that an error repeats."""
+
+BUNDLE = "0x00000000_0xffffffff"
+"""The one bundle of each namespace."""
 
 STATUS_OF_CODE: Mapping[ServerError, HTTPStatus] = {
     ServerError.TOPIC_NOT_FOUND: HTTPStatus.NOT_FOUND,
@@ -43,6 +47,10 @@ STATUS_OF_CODE: Mapping[ServerError, HTTPStatus] = {
 }
 
 
+NOT_FOUND_CODES = (ServerError.TOPIC_NOT_FOUND, ServerError.SUBSCRIPTION_NOT_FOUND)
+"""Errors of a topic that is not there, or does not have the subscription."""
+
+
 class RestError(Exception):
     """An answer other than success, with its status and its reason."""
 
@@ -55,6 +63,11 @@ class RestError(Exception):
 def not_found(reason: str) -> RestError:
     """An error with status 404."""
     return RestError(HTTPStatus.NOT_FOUND, reason)
+
+
+def no_topic(name: TopicName) -> RestError:
+    """The error for a topic that does not exist."""
+    return not_found(f"There is no topic {name}: create it with PUT, or publish to it.")
 
 
 def conflict(reason: str) -> RestError:
@@ -72,11 +85,16 @@ def status_of(error: MagnetarError) -> HTTPStatus:
     own = getattr(error, "http_status", None)
     if isinstance(own, HTTPStatus):
         return own
-    if isinstance(error, OwnerFailed) and error.owner_code is not None:
-        return STATUS_OF_CODE.get(error.owner_code, HTTPStatus.INTERNAL_SERVER_ERROR)
     if isinstance(error, RecordTooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    return STATUS_OF_CODE.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return STATUS_OF_CODE.get(code_of(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def code_of(error: MagnetarError) -> ServerError:
+    """The code of an error, at the owner if another broker carried the request out."""
+    if isinstance(error, OwnerFailed) and error.owner_code is not None:
+        return error.owner_code
+    return error.code
 
 
 def status_of_failure(error: BaseException) -> HTTPStatus:
@@ -162,6 +180,15 @@ def flag(request: web.Request, name: str) -> bool:
     return request.query.get(name, "false").lower() == "true"
 
 
+def require_whole_bundle(request: web.Request) -> None:
+    """Raise 412 for a query for the topics of a bundle that there is not."""
+    asked = request.query.get("bundle", BUNDLE)
+    if asked != BUNDLE:
+        raise refused(
+            f"There is no bundle {shortened(repr(asked))}: each namespace has one, {BUNDLE}."
+        )
+
+
 def number(request: web.Request, name: str, default: int | None = None) -> int:
     """An integer from the query, or from the path."""
     text = request.match_info.get(name) or request.query.get(name)
@@ -221,23 +248,45 @@ async def mapping_of(request: web.Request) -> dict[str, object]:
     return body
 
 
+def require_known(
+    body: Mapping[str, object], known: Collection[str], what: str, next_step: str
+) -> None:
+    """Raise 400 for members that a body of `what` does not have; none is taken and ignored."""
+    unknown = sorted(body.keys() - known)
+    if unknown:
+        raise RestError(
+            HTTPStatus.BAD_REQUEST, f"{what} has no {shortened(', '.join(unknown))}: {next_step}."
+        )
+
+
 def properties_in(value: object) -> Mapping[str, str]:
-    """The properties of a topic from a body, {} for none."""
+    """The properties of a topic or namespace from a body, {} for none."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise RestError(
             HTTPStatus.BAD_REQUEST, "Properties must be a JSON object whose values are strings."
         )
-    if any(key.startswith(OWN_PROPERTIES) for key in value):
+    own = [key for key in value if is_own_property(key)]
+    if own:
         raise RestError(
             HTTPStatus.BAD_REQUEST,
-            f"Properties that begin with {OWN_PROPERTIES!r} are the broker's: use other names.",
+            f"The property {shortened(repr(own[0]))} is the broker's: use another name.",
         )
     # They share a record with the broker's own data of the topic.
-    if len(json.dumps(value)) > MAX_TOPIC_PROPERTIES_BYTES:
+    if len(json.dumps(value)) > MAX_PROPERTIES_BYTES:
         raise RestError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"Properties may have {MAX_TOPIC_PROPERTIES_BYTES} bytes as JSON: give fewer.",
+            f"Properties may have {MAX_PROPERTIES_BYTES} bytes as JSON: give fewer.",
         )
     return value
+
+
+def subscription_properties_in(value: object) -> Mapping[str, str]:
+    """The properties of a subscription from a body, {} for none."""
+    properties = properties_in(value)
+    try:
+        require_unreserved(properties)
+    except ReservedProperty as error:
+        raise RestError(HTTPStatus.BAD_REQUEST, str(error)) from error
+    return properties

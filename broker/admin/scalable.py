@@ -55,6 +55,8 @@ def routes() -> list[web.RouteDef]:
         web.get(TOPIC + "/subscriptions", list_subscriptions),
         web.put(SUBSCRIPTION, create_subscription),
         web.delete(SUBSCRIPTION, delete_subscription),
+        web.get(SUBSCRIPTION + "/replicatedSubscriptionStatus", show_replicated),
+        web.post(SUBSCRIPTION + "/replicatedSubscriptionStatus", set_replicated),
         web.post(SUBSCRIPTION + "/seek", seek),
         web.post(SUBSCRIPTION + "/skip-all", skip_all),
         web.get(CONSUMER_GRACE, consumer_grace),
@@ -202,7 +204,10 @@ async def list_subscriptions(request: web.Request) -> web.Response:
 
 
 async def create_subscription(request: web.Request) -> web.Response:
-    """PUT `?type=STREAM|QUEUE`: create a subscription, at Earliest on every ACTIVE segment."""
+    """PUT `?type=STREAM|QUEUE`: create a subscription, at Earliest on every ACTIVE segment.
+
+    With `?replicated=true` it moves in other clusters too.
+    """
     kind = request.query.get("type", "STREAM").upper()
     if kind not in {"STREAM", "QUEUE"}:
         raise refused(f"type = {kind!r} is unknown: give STREAM or QUEUE.")
@@ -211,6 +216,7 @@ async def create_subscription(request: web.Request) -> web.Response:
         request.match_info["subscription"],
         kind=kind,
         start=EARLIEST,
+        replicated=flag(request, "replicated"),
     )
     return no_content()
 
@@ -221,6 +227,28 @@ async def delete_subscription(request: web.Request) -> web.Response:
         await topic_at_leader(request),
         request.match_info["subscription"],
         force=flag(request, "force"),
+    )
+    return no_content()
+
+
+async def show_replicated(request: web.Request) -> web.Response:
+    """GET: whether the subscription moves in other clusters too, by the name of the segment."""
+    found = await request.app[BROKER].scalable.replicated_subscription(
+        await topic_at_leader(request), request.match_info["subscription"]
+    )
+    return web.json_response(found)
+
+
+async def set_replicated(request: web.Request) -> web.Response:
+    """POST, true or false as body: whether the subscription moves in other clusters too.
+
+    It does so where its topic is replicated to them.
+    """
+    value = await body_of(request)
+    if not isinstance(value, bool):
+        raise refused("A subscription is replicated or not: send true or false.")
+    await request.app[BROKER].scalable.set_replicated(
+        await topic_at_leader(request), request.match_info["subscription"], replicated=value
     )
     return no_content()
 

@@ -1,20 +1,24 @@
 """`/admin/v2/schemas/{tenant}/{namespace}/{topic}`: schema histories, also of scalable topics."""
 
+from contextlib import suppress
 from http import HTTPStatus
 
 from aiohttp import web
 
 from broker.admin.keys import BROKER
-from broker.admin.rest import RestError, flag, mapping_of, topic_of
+from broker.admin.rest import RestError, flag, mapping_of, require_known, topic_of
 from broker.policies.schema_compatibility import (
     IncompatibleSchema,
     SchemaDefinition,
     SchemaType,
+    data_of_pair,
+    text_of_pair,
 )
 from broker.topics.schemas import SchemaVersion
 from magnetar.protocol.names import TopicName
 
 TOPIC = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+MEMBERS = frozenset({"type", "schema", "data", "properties"})
 
 
 def routes() -> list[web.RouteDef]:
@@ -40,14 +44,27 @@ def _to_json(entry: SchemaVersion) -> dict[str, object]:
         "version": entry.version,
         "type": definition.kind.name,
         "timestamp": entry.timestamp_ms,
-        "data": definition.data.decode("utf-8", "replace"),
+        "data": _text(definition),
         "properties": definition.properties,
     }
+
+
+def _text(definition: SchemaDefinition) -> str:
+    if definition.kind is SchemaType.KEY_VALUE:
+        # Those of ALWAYS_COMPATIBLE topics need not be readable.
+        with suppress(IncompatibleSchema):
+            return text_of_pair(definition)
+    return definition.data.decode("utf-8", "replace")
 
 
 async def _definition(request: web.Request) -> SchemaDefinition:
     """The body: `{"type", "schema" or "data", "properties"}`, as Pulsar's tools send it."""
     body = await mapping_of(request)
+    require_known(body, MEMBERS, "A schema", "send type, schema and properties")
+    if "schema" in body and "data" in body:
+        raise RestError(
+            HTTPStatus.BAD_REQUEST, "schema and data are two names of the same text: send one."
+        )
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in SchemaType.__members__:
         raise RestError(
@@ -60,12 +77,10 @@ async def _definition(request: web.Request) -> SchemaDefinition:
         raise RestError(
             HTTPStatus.UNPROCESSABLE_ENTITY, "schema must be text and properties an object."
         )
-    return SchemaDefinition(
-        SchemaType[kind],
-        text.encode(),
-        "",
-        {str(key): str(value) for key, value in properties.items()},
-    )
+    named = {str(key): str(value) for key, value in properties.items()}
+    pair = SchemaType[kind] is SchemaType.KEY_VALUE
+    data = data_of_pair(text, named) if pair else text.encode()
+    return SchemaDefinition(SchemaType[kind], data, "", named)
 
 
 async def get(request: web.Request) -> web.Response:
@@ -87,11 +102,12 @@ async def add(request: web.Request) -> web.Response:
     """POST: add a version; 409 if it is not compatible with the history."""
     broker = request.app[BROKER]
     topic = _topic(request)
-    policies = await broker.namespaces.require(topic.namespace_name)
+    policies = await broker.policies.require_of(topic)
     version = await broker.schemas.add(
         topic.schema_id, await _definition(request), policies.schema_compatibility
     )
-    return web.json_response({"version": version})
+    # As Pulsar's PostSchemaResponse, which has a SchemaVersion; other answers have the number.
+    return web.json_response({"version": {"version": version}})
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -107,7 +123,7 @@ async def compatibility(request: web.Request) -> web.Response:
     """POST: whether a schema is compatible with the history."""
     broker = request.app[BROKER]
     topic = _topic(request)
-    strategy = (await broker.namespaces.require(topic.namespace_name)).schema_compatibility
+    strategy = (await broker.policies.require_of(topic)).schema_compatibility
     definition = await _definition(request)
     try:
         await broker.schemas.check_successor(topic.schema_id, definition, strategy)
@@ -115,8 +131,9 @@ async def compatibility(request: web.Request) -> web.Response:
         compatible = False
     else:
         compatible = True
+    # Pulsar's library reads the first under this name, although its field has another one.
     return web.json_response(
-        {"isCompatibility": compatible, "schemaCompatibilityStrategy": strategy.name}
+        {"compatibility": compatible, "schemaCompatibilityStrategy": strategy.name}
     )
 
 

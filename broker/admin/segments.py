@@ -21,12 +21,12 @@ from broker.admin.rest import (
     Handler,
     body_of,
     flag,
-    mapping_of,
     no_content,
     number,
     refused,
     shortened,
     status_of,
+    subscription_properties_in,
     topic_of,
 )
 from broker.placement.typed_request import encode
@@ -43,11 +43,13 @@ from broker.scalable.segment_requests import (
     SeekSubscriptionToTime,
     SegmentRequest,
     SegmentStats,
+    SkipSegmentBacklog,
     ViewRunningSegment,
     ViewSegment,
 )
+from broker.topics.compaction.reserved import require_of_clients
 from broker.topics.internal_stats import internal_stats
-from broker.topics.topic import SubscriptionNotFound
+from broker.topics.topic import LIST_SUBSCRIPTIONS, SubscriptionNotFound
 from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import SegmentName, TopicDomain, parse_topic_name, segment_name
 from magnetar.protocol.server_error import MagnetarError
@@ -166,7 +168,15 @@ async def _create_subscription(
     start = _STARTS.get(request.query.get("start", "earliest"))
     if start is None:
         raise refused("start is unknown: give earliest or latest.")
-    properties = {key: str(value) for key, value in (await mapping_of(request)).items()}
+    if flag(request, "replicated"):
+        name = segment.parent
+        raise refused(
+            "A subscription moves in other clusters with all segments of its topic: send this to "
+            f"PUT /admin/v2/scalable/{name.namespace_name}/{name.local_name}/subscriptions/"
+            f"{_subscription_of(request)}?replicated=true."
+        )
+    properties = subscription_properties_in(await body_of(request))
+    require_of_clients(_subscription_of(request))
     return CreateSubscription(segment, _subscription_of(request), start, properties)
 
 
@@ -187,7 +197,7 @@ async def _seek(request: web.Request, segment: SegmentName) -> SegmentRequest[ob
 
 async def _skip_all(request: web.Request, segment: SegmentName) -> SegmentRequest[object]:
     """POST: skip all messages that were published so far."""
-    return SeekSubscription(segment, _subscription_of(request), LATEST)
+    return SkipSegmentBacklog(segment, _subscription_of(request))
 
 
 def _handler_of(make: RequestOf) -> Handler:
@@ -215,11 +225,15 @@ async def create(
 ) -> web.Response:
     """PUT, `["subscription", ...]` as body: load a segment, and create these at Earliest."""
     names = await body_of(request)
-    if names is not None and not isinstance(names, list):
-        raise refused("The body must be a list of subscriptions.")
+    if names is None:
+        names = []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise refused('The body must be a list of subscriptions: send ["name"].')
+    for name in names:
+        require_of_clients(name)
     await segments.open(segment)
-    for name in names or ():
-        await segments.create_subscription(segment, str(name), EARLIEST, {})
+    for name in names:
+        await segments.create_subscription(segment, name, EARLIEST, {})
     return no_content()
 
 
@@ -239,5 +253,5 @@ async def backlog(
     name = _subscription_of(request)
     found = (await segments.view(segment)).subscriptions.get(name)
     if found is None:
-        raise SubscriptionNotFound(f"{segment} has no subscription {name!r}: see its topic's.")
+        raise SubscriptionNotFound(f"{segment} has no subscription {name!r}: {LIST_SUBSCRIPTIONS}")
     return web.json_response(found.backlog)

@@ -9,38 +9,45 @@ from http import HTTPStatus
 from aiohttp import web
 
 from broker.admin.keys import BROKER
+from broker.admin.message_ids import EXCLUDED, PROPERTIES, target_in
 from broker.admin.partition_requests import on_each_partition, partitions_in
-from broker.admin.persistent import TOPIC, persistent_name
+from broker.admin.persistent import TOPIC, existing_topic, persistent_name
+from broker.admin.redirect import require_here
 from broker.admin.rest import (
+    NOT_FOUND_CODES,
     RestError,
     body_of,
+    code_of,
     conflict,
     flag,
     no_content,
     number,
-    properties_in,
     refused,
+    subscription_properties_in,
 )
-from broker.policies.json_numbers import is_number
+from broker.topics.backlog_analysis import analyze_backlog
 from broker.topics.seek_target import SeekTarget
+from broker.topics.topic import TopicNotFound
 from broker.topics.topic_requests import (
     CreateTopicSubscription,
     DeleteTopicSubscription,
     ExpireMessages,
     ExpireUpTo,
     ListTopicSubscriptions,
+    ReplaceSubscriptionProperties,
     SeekTopicSubscription,
     SeekTopicSubscriptionToTime,
+    SetReplicated,
+    SkipBacklog,
     SkipEntries,
+    ViewReplicated,
+    ViewSubscriptionProperties,
+    subscription_of,
 )
-from magnetar.protocol.ids import EARLIEST, LATEST, Position, from_wire
 from magnetar.protocol.names import TopicName
-from magnetar.protocol.server_error import ServerError
+from magnetar.protocol.server_error import MagnetarError, ServerError
 from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
 
-UINT64_MAX = 2**64 - 1
-"""Ids come signed, or unsigned as in the binary protocol."""
-MAX_BATCH_INDEX = 2**31 - 1
 SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
@@ -50,50 +57,19 @@ def routes() -> list[web.RouteDef]:
         web.get(TOPIC + "/subscriptions", list_subscriptions),
         web.put(SUBSCRIPTION, create),
         web.delete(SUBSCRIPTION, delete),
+        web.get(SUBSCRIPTION + "/properties", properties),
+        web.put(SUBSCRIPTION + "/properties", replace_properties),
+        web.post(SUBSCRIPTION + "/analyzeBacklog", analyze),
         web.post(SUBSCRIPTION + "/skip_all", skip_all),
         web.post(SUBSCRIPTION + "/skip/{count}", skip),
         web.post(SUBSCRIPTION + "/resetcursor", reset_to_id),
         web.post(SUBSCRIPTION + "/resetcursor/{timestamp}", reset_to_time),
         web.post(SUBSCRIPTION + "/expireMessages", expire_up_to),
         web.post(SUBSCRIPTION + "/expireMessages/{seconds}", expire),
+        web.get(SUBSCRIPTION + "/replicatedSubscriptionStatus", show_replicated),
+        web.post(SUBSCRIPTION + "/replicatedSubscriptionStatus", set_replicated),
         web.post(TOPIC + "/all_subscription/expireMessages/{seconds}", expire_all),
     ]
-
-
-NOT_FOUND = (ServerError.TOPIC_NOT_FOUND, ServerError.SUBSCRIPTION_NOT_FOUND)
-"""Errors of partitions that do not have the subscription."""
-
-
-def target_in(body: object) -> SeekTarget:
-    """The target in a body: a message id, "earliest" or "latest".  None and {}: the newest."""
-    position = _position(body)
-    members = body if isinstance(body, dict) else {}
-    batch_index, excluded = members.get("batchIndex", -1), members.get("excluded", False)
-    if not is_number(batch_index, -1, MAX_BATCH_INDEX) or not isinstance(excluded, bool):
-        raise RestError(
-            HTTPStatus.BAD_REQUEST,
-            "In a message id batchIndex is a number, and excluded true or false.",
-        )
-    return SeekTarget(position, batch_index, excluded)
-
-
-def _position(body: object) -> Position:
-    if body is None or body == "latest":
-        return LATEST
-    if body == "earliest":
-        return EARLIEST
-    members = body if isinstance(body, dict) else {"ledgerId": body}
-    ledger_id, entry_id = members.get("ledgerId"), members.get("entryId")
-    if ledger_id is None and entry_id is None:
-        return LATEST
-    if not is_number(ledger_id, most=UINT64_MAX) or not is_number(entry_id, most=UINT64_MAX):
-        raise RestError(
-            HTTPStatus.BAD_REQUEST,
-            'A message id needs the numbers ledgerId and entryId: give them, "earliest" or '
-            '"latest".',
-        )
-    position = Position(from_wire(ledger_id % 2**64), from_wire(entry_id % 2**64))
-    return EARLIEST if position.ledger_id < 0 else position
 
 
 async def _require_unpartitioned(request: web.Request, consequence: str) -> None:
@@ -108,21 +84,24 @@ async def _require_unpartitioned(request: web.Request, consequence: str) -> None
 
 async def list_subscriptions(request: web.Request) -> web.Response:
     """GET: names of subscriptions; of a partitioned topic those of any partition."""
-    found = await on_each_partition(request, ListTopicSubscriptions, tolerated=NOT_FOUND)
+    found = await on_each_partition(request, ListTopicSubscriptions, tolerated=NOT_FOUND_CODES)
     return web.json_response(sorted({name for names in found for name in names}))
 
 
 async def create(request: web.Request) -> web.Response:
-    """PUT, message id and properties as body: create a subscription; 409 if it exists.
+    """PUT, message id and properties as body: create a subscription.
 
-    It begins at the message id, by default behind the newest message.
+    409 if it exists, or if there are as many as maxSubscriptionsPerTopic allows.
+    It begins at the message id, by default behind the newest message.  A missing topic is created
+    if topics are created automatically, else the answer is 412.
     """
-    name = request.match_info["subscription"]
-    if flag(request, "replicated"):
-        raise refused("There is one cluster, so nothing is replicated: leave replicated out.")
+    name, replicated = request.match_info["subscription"], flag(request, "replicated")
     body = await body_of(request)
-    target = target_in(body)
-    properties = properties_in(body.get("properties") if isinstance(body, dict) else None)
+    target = target_in(body, persistent_name(request), EXCLUDED, PROPERTIES)
+    properties = subscription_properties_in(
+        body.get(PROPERTIES) if isinstance(body, dict) else None
+    )
+    await _create_missing_topic(request)
     if not target.at_edge:
         await _require_unpartitioned(
             request, "a subscription cannot begin there on every partition"
@@ -130,11 +109,60 @@ async def create(request: web.Request) -> web.Response:
 
     def request_of(topic: TopicName) -> CreateTopicSubscription:
         return CreateTopicSubscription(
-            topic, name, target.position, properties, target.batch_index, target.excluded
+            topic,
+            name,
+            target.position,
+            properties,
+            target.batch_index,
+            target.excluded,
+            replicated,
         )
 
-    if not any(await on_each_partition(request, request_of)):
+    try:
+        created = await on_each_partition(request, request_of)
+    except MagnetarError as error:
+        if code_of(error) is ServerError.NOT_ALLOWED_ERROR:
+            raise conflict(str(error)) from error
+        raise
+    if not any(created):
         raise conflict(f"{persistent_name(request)} has a subscription {name!r} already.")
+    return no_content()
+
+
+async def _create_missing_topic(request: web.Request) -> None:
+    """Create the topic in the path as its first client would; 412 if it may not be created."""
+    topics, name = request.app[BROKER].topics, persistent_name(request)
+    if await partitions_in(request) or await topics.may_be_opened(name):
+        return
+    try:
+        await topics.require_auto_creation(name)
+    except TopicNotFound as error:
+        raise refused(str(error)) from error
+    if not await topics.partitions_of(name, create=True):
+        await require_here(request, name)
+        await topics.get(name, create=True)
+
+
+async def show_replicated(request: web.Request) -> web.Response:
+    """GET: whether the subscription is to be replicated, by the name of the topic or partition."""
+    name = request.match_info["subscription"]
+    found = await on_each_partition(
+        request, lambda topic: ViewReplicated(topic, name), tolerated=NOT_FOUND_CODES
+    )
+    return web.json_response({topic: value for each in found for topic, value in each.items()})
+
+
+async def set_replicated(request: web.Request) -> web.Response:
+    """POST, true or false as body: whether the subscription moves in other clusters too.
+
+    It does so where its topic is replicated to them.
+    """
+    name, value = request.match_info["subscription"], await body_of(request)
+    if not isinstance(value, bool):
+        raise refused("A subscription is replicated or not: send true or false.")
+    await on_each_partition(
+        request, lambda topic: SetReplicated(topic, name, value), tolerated=NOT_FOUND_CODES
+    )
     return no_content()
 
 
@@ -149,7 +177,7 @@ async def delete(request: web.Request) -> web.Response:
     def request_of(topic: TopicName) -> DeleteTopicSubscription:
         return DeleteTopicSubscription(topic, name, force)
 
-    await on_each_partition(request, request_of, tolerated=NOT_FOUND)
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND_CODES)
     return no_content()
 
 
@@ -163,9 +191,59 @@ async def _require_unused(request: web.Request, partition: TopicName, name: str)
         )
 
 
+async def properties(request: web.Request) -> web.Response:
+    """GET: the properties of a subscription; of a partitioned topic those of all partitions."""
+    name = request.match_info["subscription"]
+
+    def request_of(topic: TopicName) -> ViewSubscriptionProperties:
+        return ViewSubscriptionProperties(topic, name)
+
+    found = await on_each_partition(request, request_of, tolerated=NOT_FOUND_CODES)
+    return web.json_response({key: text for one in found for key, text in one.items()})
+
+
+async def replace_properties(request: web.Request) -> web.Response:
+    """PUT, `{"key": "value"}` as body: the properties of a subscription, in place of the others."""
+    name = request.match_info["subscription"]
+    body = await body_of(request)
+    if body is None:
+        raise RestError(
+            HTTPStatus.BAD_REQUEST, "The body must have the properties: send {} to remove them all."
+        )
+    given = subscription_properties_in(body)
+
+    def request_of(topic: TopicName) -> ReplaceSubscriptionProperties:
+        return ReplaceSubscriptionProperties(topic, name, given)
+
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND_CODES)
+    return no_content()
+
+
+async def analyze(request: web.Request) -> web.Response:
+    """POST, message id or nothing as body: count the backlog of a subscription from there on.
+
+    `aborted`: it has more entries, behind `lastMessageId`.  405 on a partitioned topic.
+    """
+    await _require_unpartitioned(request, "backlogs of all partitions are not counted from it on")
+    body = await body_of(request)
+    target = target_in(body or "earliest", persistent_name(request), EXCLUDED)
+    topic = await existing_topic(request)
+    found = await analyze_backlog(
+        subscription_of(topic, request.match_info["subscription"]), target.first_entry
+    )
+    return web.json_response(found.as_members())
+
+
 async def skip_all(request: web.Request) -> web.Response:
-    """POST: skip all messages that were published so far."""
-    return await _seek(request, SeekTarget(LATEST))
+    """POST: skip all messages that were published so far.
+
+    Messages from the first one of an open transaction on stay, as they are not published yet.
+    """
+    name = request.match_info["subscription"]
+    await on_each_partition(
+        request, lambda topic: SkipBacklog(topic, name), tolerated=NOT_FOUND_CODES
+    )
+    return no_content()
 
 
 async def skip(request: web.Request) -> web.Response:
@@ -192,7 +270,8 @@ async def reset_to_id(request: web.Request) -> web.Response:
     405 on a partitioned topic.
     """
     await _require_unpartitioned(request, "the cursors of all cannot be set to it")
-    return await _seek(request, target_in(await body_of(request)))
+    target = target_in(await body_of(request), persistent_name(request), EXCLUDED)
+    return await _seek(request, target)
 
 
 async def _seek(request: web.Request, target: SeekTarget) -> web.Response:
@@ -204,7 +283,7 @@ async def _seek(request: web.Request, target: SeekTarget) -> web.Response:
             topic, name, target.position, target.batch_index, target.excluded
         )
 
-    await on_each_partition(request, request_of, tolerated=NOT_FOUND)
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND_CODES)
     return no_content()
 
 
@@ -215,7 +294,7 @@ async def reset_to_time(request: web.Request) -> web.Response:
     def request_of(topic: TopicName) -> SeekTopicSubscriptionToTime:
         return SeekTopicSubscriptionToTime(topic, name, since_ms)
 
-    await on_each_partition(request, request_of, tolerated=NOT_FOUND)
+    await on_each_partition(request, request_of, tolerated=NOT_FOUND_CODES)
     return no_content()
 
 
@@ -229,7 +308,7 @@ async def expire_all(request: web.Request) -> web.Response:
 
     Only admins may: a role that may consume may not use every subscription.
     """
-    found = await on_each_partition(request, ListTopicSubscriptions, tolerated=NOT_FOUND)
+    found = await on_each_partition(request, ListTopicSubscriptions, tolerated=NOT_FOUND_CODES)
     names = {name for names in found for name in names} - {COMPACTION_CURSOR}
     await _expire(request, sorted(names))
     return no_content()
@@ -246,7 +325,7 @@ async def _expire(request: web.Request, names: Sequence[str]) -> int:
         def request_of(topic: TopicName, name: str = name) -> ExpireMessages:
             return ExpireMessages(topic, name, before_ms)
 
-        expired += sum(await on_each_partition(request, request_of, tolerated=NOT_FOUND))
+        expired += sum(await on_each_partition(request, request_of, tolerated=NOT_FOUND_CODES))
     return expired
 
 
@@ -256,7 +335,8 @@ async def expire_up_to(request: web.Request) -> web.Response:
     With `excluded` the message itself stays.  405 on a partitioned topic, 409 without messages.
     """
     await _require_unpartitioned(request, "messages of other partitions cannot expire up to it")
-    target, name = target_in(await body_of(request)), request.match_info["subscription"]
+    name = request.match_info["subscription"]
+    target = target_in(await body_of(request), persistent_name(request), EXCLUDED)
 
     def request_of(topic: TopicName) -> ExpireUpTo:
         return ExpireUpTo(topic, name, target.position, target.excluded)

@@ -3,18 +3,24 @@
 Roles in `adminRoles` administer the tenant where authorization is on.
 """
 
+from collections.abc import Mapping, Set
 from http import HTTPStatus
 
 from aiohttp import web
 
+from broker.admin.cluster_lists import require_clusters, require_own
 from broker.admin.keys import BROKER
 from broker.admin.namespaces import delete_namespace
-from broker.admin.rest import RestError, flag, mapping_of, no_content, refused
+from broker.admin.rest import RestError, conflict, flag, mapping_of, no_content, require_known
+from broker.app.service import Broker
+from broker.policies.namespaces import JsonObject
+from broker.policies.topic_policies import PoliciesOfTopic
 from magnetar.protocol.names import parse_namespace_name
 
 BASE = "/admin/v2/tenants"
 TENANT = BASE + "/{tenant}"
-MEMBERS = frozenset({"adminRoles", "allowedClusters"})
+ALLOWED = "allowedClusters"
+MEMBERS = frozenset({"adminRoles", ALLOWED})
 
 
 def routes() -> list[web.RouteDef]:
@@ -48,29 +54,54 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def update(request: web.Request) -> web.Response:
-    """POST, TenantInfo as body: replace that of a tenant."""
+    """POST, TenantInfo as body: replace that of a tenant.
+
+    409 if a namespace or topic of the tenant names a cluster that it takes out, or if another
+    request changes the tenant meanwhile.
+    """
+    broker, tenant = request.app[BROKER], request.match_info["tenant"]
     info = await _info(request)
-    await request.app[BROKER].namespaces.update_tenant(request.match_info["tenant"], info)
+
+    async def require_unused_clusters(before: JsonObject) -> None:
+        taken_out = set(_names_in(before, ALLOWED)) - set(_names_in(info, ALLOWED))
+        known = {name for name in taken_out if broker.clusters.get(name)}
+        await _require_unused(broker, tenant, known)
+
+    await broker.namespaces.update_tenant(tenant, info, require_unused_clusters)
     return no_content()
+
+
+async def _require_unused(broker: Broker, tenant: str, clusters: Set[str]) -> None:
+    """Raise 409 if a namespace or topic of a tenant names one of these clusters."""
+    if not clusters:
+        return
+    names = ", ".join(sorted(clusters))
+    namespace = await broker.namespaces.namespace_naming(tenant, clusters)
+    if namespace is not None:
+        raise conflict(f"The namespace {namespace} names {names}: take it out there first.")
+
+    def has_list(policies: PoliciesOfTopic) -> bool:
+        lists = (level.get("replication") for level in (policies.local, policies.global_))
+        return any(isinstance(each, list) and not clusters.isdisjoint(each) for each in lists)
+
+    for text in await broker.namespaces.list(tenant):
+        topic = await broker.topic_policies.find(parse_namespace_name(text), has_list)
+        if topic is not None:
+            raise conflict(f"The topic {topic} of {text} names {names}: take it out there first.")
 
 
 async def _info(request: web.Request) -> dict[str, object]:
     """TenantInfo from the body; without clusters the tenant is allowed in this one."""
-    body = await mapping_of(request)
-    unknown = sorted(body.keys() - MEMBERS)
-    if unknown:
-        raise RestError(
-            HTTPStatus.BAD_REQUEST,
-            f"A tenant has no {', '.join(unknown)}: send adminRoles and allowedClusters.",
-        )
-    cluster = request.app[BROKER].settings.cluster_name
-    clusters = _names_in(body, "allowedClusters") or [cluster]
-    if set(clusters) != {cluster}:
-        raise refused(f"allowedClusters cannot be {clusters!r}: there is one cluster, {cluster!r}.")
-    return {"adminRoles": _names_in(body, "adminRoles"), "allowedClusters": [cluster]}
+    broker, body = request.app[BROKER], await mapping_of(request)
+    require_known(body, MEMBERS, "A tenant", f"send adminRoles and {ALLOWED}")
+    own = broker.clusters.local_name
+    clusters = sorted(set(_names_in(body, ALLOWED))) or [own]
+    await require_clusters(broker, clusters, ALLOWED, unknown=HTTPStatus.PRECONDITION_FAILED)
+    require_own(clusters, own, ALLOWED)
+    return {"adminRoles": _names_in(body, "adminRoles"), ALLOWED: clusters}
 
 
-def _names_in(body: dict[str, object], member: str) -> list[str]:
+def _names_in(body: Mapping[str, object], member: str) -> list[str]:
     names = body.get(member)
     if names is None:
         return []

@@ -2,33 +2,25 @@
 
 import time
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
-from broker.cli.rest_commands import DEFAULT_ADMIN, Admin, ask, asking, mapping
+from broker.cli.rest_commands import (
+    DEFAULT_ADMIN,
+    Admin,
+    OrdinaryTopic,
+    ask,
+    asking,
+    mapping,
+    ordinary_path,
+)
 
-OrdinaryTopic = Annotated[
-    str, typer.Argument(help="persistent://tenant/namespace/name, or just a name")
-]
-_DOMAIN = "persistent://"
 _POLL_S = 0.5
 
 
 def _path(topic: str) -> str:
     """REST path of the compaction of an ordinary topic."""
-    local = topic.removeprefix(_DOMAIN)
-    parts = local.split("/", 2)
-    if len(parts) == 1:
-        parts = ["public", "default", local]
-    if "://" in local or len(parts) != 3 or not all(parts):
-        raise typer.BadParameter(
-            f"{topic!r} is not an ordinary topic, which alone is compacted: write "
-            "persistent://tenant/namespace/name."
-        )
-    return (
-        "/admin/v2/persistent/" + "/".join(quote(part, safe="") for part in parts) + "/compaction"
-    )
+    return f"{ordinary_path(topic)}/compaction"
 
 
 @asking

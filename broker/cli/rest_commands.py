@@ -119,6 +119,10 @@ class Admin(SecurityOptions):
 DEFAULT_ADMIN: Final = Admin()
 TopicArgument = Annotated[str, typer.Argument(help="topic://tenant/namespace/name, or just a name")]
 
+OrdinaryTopic = Annotated[
+    str, typer.Argument(help="persistent://tenant/namespace/name, or just a name")
+]
+
 NameArgument = Annotated[
     str, typer.Argument(help="topic://tenant/namespace/name, or just a name; see --namespace")
 ]
@@ -134,15 +138,33 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 
 def topic_path(topic: str) -> str:
     """REST path of a scalable topic given as `topic://t/n/x`, `t/n/x` or `x`."""
-    local = topic.removeprefix("topic://")
-    parts = local.split("/", 2)
-    if len(parts) == 1:
-        parts = ["public", "default", local]
-    if len(parts) != 3 or not all(parts) or "://" in local:
+    path = _path_below("/admin/v2/scalable/", topic.removeprefix("topic://"))
+    if path is None:
         raise typer.BadParameter(
             f"{topic!r} is not a scalable topic: write topic://tenant/namespace/name."
         )
-    return "/admin/v2/scalable/" + "/".join(quote(part, safe="") for part in parts)
+    return path
+
+
+def ordinary_path(topic: str) -> str:
+    """REST path of an ordinary topic given as `persistent://t/n/x`, `t/n/x` or `x`."""
+    path = _path_below("/admin/v2/persistent/", topic.removeprefix("persistent://"))
+    if path is None:
+        raise typer.BadParameter(
+            f"{topic!r} is not an ordinary topic, and this is for those alone: write "
+            "persistent://tenant/namespace/name."
+        )
+    return path
+
+
+def _path_below(base: str, name: str) -> str | None:
+    """REST path of a topic given as `t/n/x` or `x`; None if it is no such name."""
+    parts = name.split("/", 2)
+    if len(parts) == 1:
+        parts = ["public", "default", name]
+    if len(parts) != 3 or not all(parts) or "://" in name:
+        return None
+    return base + "/".join(quote(part, safe="") for part in parts)
 
 
 def quoted_namespace(namespace: str) -> str:

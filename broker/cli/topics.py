@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.auto_scale import add_auto_scale
+from broker.cli.backlogs import add_backlogs
 from broker.cli.compaction import add_compaction
 from broker.cli.grace_period import add_grace_period
 from broker.cli.offload import add_offload
@@ -237,4 +238,5 @@ def register_topics(app: typer.Typer) -> None:
     add_grace_period(group)
     add_offload(group)
     add_compaction(group)
+    add_backlogs(group)
     app.add_typer(group, name="topics")

@@ -10,7 +10,11 @@ import pytest
 from broker.admin.app import AdminServer
 from broker.app.service import Broker
 from tests.support.embedded_broker import running
+from tests.support.raw_client import RawClient
 from tests.support.roles import bearer, token_of
+
+TOPIC = "persistent://public/default/t"
+TOPIC_PATH = "/admin/v2/persistent/public/default/t"
 
 
 class Rest:
@@ -100,3 +104,34 @@ async def creating(tmp_path: Path) -> AsyncIterator[Rest]:
     """Of a broker that makes topics when they are first used."""
     async with asking(tmp_path, auto_topic_creation=True) as rest:
         yield rest
+
+
+@pytest.fixture
+async def client(rest: Rest) -> AsyncIterator[RawClient]:
+    """A client of the broker of `rest`."""
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    yield client
+    await client.close()
+
+
+class Served:
+    """A broker with the topic `TOPIC`, its REST port, and a client."""
+
+    def __init__(self, broker: Broker, rest: Rest, client: RawClient) -> None:
+        self.broker = broker
+        self.rest = rest
+        self.client = client
+
+    async def stats(self, path: str = TOPIC_PATH) -> dict[str, object]:
+        stats = await self.rest.get(f"{path}/stats")
+        assert isinstance(stats, dict)
+        return stats
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with running(tmp_path) as broker, asking_broker(broker) as rest:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await rest.done("PUT", TOPIC_PATH)
+        yield Served(broker, rest, client)
+        await client.close()

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from broker.admin.access import require_rules, routes_of, rules
+from broker.admin.access import question_of, require_rules, routes_of, rules
 from broker.admin.app import build_app
 from broker.topics.registry import TopicRegistry
 from config.bounds import GRANTS_OF_REQUEST
@@ -124,7 +124,8 @@ async def test_grants_on_many_topics_are_of_one_namespace(rest: Rest) -> None:
     for name in ("a", "b"):
         path = f"/admin/v2/persistent/public/default/{name}/permissions"
         assert await rest.get(path) == {"alice": ["produce"]}
-    await rest.done("POST", "/admin/v2/namespaces/revokePermissionsOnTopics", grants[:1])
+    revoked = [{name: grants[0][name] for name in ("topic", "role")}]
+    await rest.done("POST", "/admin/v2/namespaces/revokePermissionsOnTopics", revoked)
     assert await rest.get("/admin/v2/persistent/public/default/a/permissions") == {}
     other = {**grants[0], "topic": "persistent://pulsar/system/x"}
     for body in ([grants[0], other], [], [{"role": "alice"}], {"topic": "x"}):
@@ -353,3 +354,14 @@ async def test_a_page_of_another_site_opens_no_connection(rest: Rest) -> None:
     }
     assert (await rest.raw("GET", "/admin/v2/broker-channel", "", headers))[0] in (403, 404)
     assert (await rest.raw("GET", "/admin/v2", "", headers))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("subscription", "need"), [("s", Need.CONSUME), ("pulsar.repl.west", Need.TENANT_ADMIN)]
+)
+def test_administrators_alone_move_the_positions_of_replicators(
+    subscription: str, need: Need
+) -> None:
+    path = {"domain": "persistent", "tenant": "t", "namespace": "n", "topic": "t"}
+    question = question_of(Need.CONSUME, path | {"subscription": subscription})
+    assert question.need is need

@@ -24,6 +24,8 @@ VALUES: dict[str, object] = {
     "maxUnackedMessagesPerSubscription": 6,
     "subscriptionTypesEnabled": ["Shared"],
     "messageTTL": 60,
+    "subscriptionExpirationTime": 30,
+    "schemaCompatibilityStrategy": "BACKWARD",
 }
 """Policies that a namespace and its topics have."""
 
@@ -55,6 +57,17 @@ async def test_automatic_creation_of_topics_is_shown_and_removed(rest: Rest) -> 
     await client.close()
 
 
+async def test_the_switch_of_v4_transactions_is_set_shown_and_removed(rest: Rest) -> None:
+    path = f"{NAMESPACE}/transactionCoordinatorEnabled"
+    assert await rest.call("GET", path) == (204, "")
+    await rest.done("POST", path, False)
+    assert await rest.get(path) is False
+    status, answer = await rest.call("POST", path, "off")
+    assert (status, "true or false" in str(answer)) == (412, True)
+    await rest.done("DELETE", path)
+    assert await rest.call("GET", path) == (204, "")
+
+
 async def test_the_lag_of_deletions_after_offloading_is_shown_and_removed(rest: Rest) -> None:
     path = f"{NAMESPACE}/offloadDeletionLagMs"
     await rest.done("PUT", path, 1000)
@@ -82,7 +95,7 @@ async def test_versions_of_a_schema_are_listed_and_found(rest: Rest) -> None:
     await rest.done("PUT", f"{NAMESPACE}/schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE")
     for version, each in enumerate((text, {**text, "type": "INT32"})):
         made = await rest.call("POST", f"{path}/schema", each)
-        assert made == (200, {"version": version})
+        assert made == (200, {"version": {"version": version}})
     listed = cast("dict[str, list[dict[str, object]]]", await rest.get(f"{path}/schemas"))
     assert [each["type"] for each in listed["getSchemaResponses"]] == ["STRING", "INT32"]
     found = cast("dict[str, object]", await rest.get(f"{path}/schema/0"))

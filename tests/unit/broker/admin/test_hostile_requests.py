@@ -18,6 +18,7 @@ from broker.admin.access import rules
 from scripts.print_access_rules import filled
 from tests.support.bounds import set_bound
 from tests.support.roles import TOKENS, token_of
+from tests.support.waiting import TIMEOUT_S, end, until
 from tests.unit.broker.admin.conftest import Rest, asking
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
@@ -99,7 +100,7 @@ async def test_half_a_head_is_closed_in_time(rest: Rest, monkeypatch: pytest.Mon
     peer = await Peer.connect(rest.port, HALF_A_HEAD)
     begun = time.monotonic()
     assert await peer.rest_of_answer() == b""
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 9, "less than without this bound"
 
 
 async def test_a_connection_that_sends_nothing_is_closed_in_time(
@@ -164,15 +165,17 @@ async def test_a_peer_that_does_not_read_its_answer_is_closed(
     assert len(await peer.rest_of_answer()) < 50_000_000
 
 
-async def test_newcomers_replace_the_oldest_connection_that_waits(one: Rest) -> None:
+async def test_newcomers_replace_the_oldest_connection_that_waits(
+    one: Rest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "HTTP_HEAD_S", 3600.0)  # so that no slow head is why one is closed
     peers = [await Peer.connect(one.port, HALF_A_HEAD) for _ in range(12)]
     await asyncio.sleep(0.1)
     assert await one.get("/admin/v2/clusters")
-    ended = await asyncio.gather(
-        *(peer.rest_of_answer(1) for peer in peers), return_exceptions=True
-    )
-    assert len([each for each in ended if each == b""]) >= 12 - 4
-    assert ended[0] == b""
+    reads = [asyncio.create_task(peer.rest_of_answer(TIMEOUT_S)) for peer in peers]
+    await until(lambda: sum(read.done() for read in reads) >= 12 - 4)
+    assert await reads[0] == b""
+    await end(*reads)
 
 
 async def test_a_newcomer_is_closed_while_all_connections_have_requests(
@@ -352,22 +355,19 @@ async def test_the_index_lists_each_path_once(rest: Rest) -> None:
     assert not [path for path in index if path.endswith("/")]
 
 
-async def test_many_connections_at_once_are_bounded(one: Rest) -> None:
-    async with aiohttp.ClientSession() as session:
+async def test_many_connections_at_once_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "HTTP_HEAD_S", 3600.0)  # so that no slow head is why one is closed
+    async with asking(tmp_path, max_http_connections=4) as one, aiohttp.ClientSession() as session:
         peers = [await Peer.connect(one.port, HALF_A_HEAD) for _ in range(100)]
         async with session.get(one.base + "/admin/v2/clusters") as answer:
             assert answer.status == 200
-        open_now = 0
+        reads = [asyncio.create_task(peer.reader.read(1)) for peer in peers]
+        await until(lambda: sum(not read.done() for read in reads) <= 4)
+        await end(*reads)
         for peer in peers:
-            try:
-                async with asyncio.timeout(0.02):
-                    open_now += bool(await peer.reader.read(1))
-            except TimeoutError:
-                open_now += 1
-            except ConnectionResetError:
-                pass
             peer.writer.close()
-        assert open_now <= 4
 
 
 async def test_head_gets_no_body_which_would_begin_the_next_answer(rest: Rest) -> None:

@@ -84,3 +84,9 @@ async def test_a_v4_client_finds_its_transaction_coordinators(creating: Rest) ->
         assert status >= 400, reason
         assert "reserved for transaction coordinators" in str(reason)
     await creating.refused(404, "GET", f"{path}/stats")
+
+
+async def test_lookup_in_a_missing_namespace_answers_404(creating: Rest) -> None:
+    for domain in ("persistent", "non-persistent", "topic"):
+        await creating.refused(404, "GET", f"{LOOKUP}/{domain}/public/none/x")
+    await creating.refused(404, "GET", f"{LOOKUP}/persistent/nobody/none/x")

@@ -84,7 +84,57 @@ async def test_internal_statistics_of_each_partition(rest: Rest) -> None:
     )
 
 
-async def test_metadata_of_ledgers_is_refused(rest: Rest) -> None:
-    await rest.done("PUT", f"{PERSISTENT}/x")
-    for path in ("x/internalStats", "p/partitioned-internalStats"):
-        assert "metadata" in await rest.refused(501, "GET", f"{PERSISTENT}/{path}?metadata=true")
+async def test_records_of_ledgers_are_shown_where_they_are_asked_for(rest: Rest) -> None:
+    await rest.done("PUT", f"{PERSISTENT}/p/partitions", 1)
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    producer = await client.create_producer("persistent://public/default/p-partition-0")
+    await producer.send(b"x")
+    await rest.done("PUT", f"{PERSISTENT}/p-partition-0/unload")
+    await client.close()
+    of_one = await stats_of(rest, "p-partition-0/internalStats?metadata=true")
+    of_all = await stats_of(rest, "p/partitioned-internalStats?metadata=true")
+    partitions = cast("dict[str, Members]", of_all["partitions"])
+    for stats in (of_one, *partitions.values()):
+        (ledger,) = cast("list[Members]", stats["ledgers"])
+        record = str(ledger["metadata"])
+        assert record.startswith("LedgerMetadata{ensembleSize=1, state=CLOSED, length=")
+        assert "lastEntryId=0, customMetadata={" in record
+    (plain,) = cast(
+        "list[Members]", (await stats_of(rest, "p-partition-0/internalStats"))["ledgers"]
+    )
+    assert "metadata" not in plain
+
+
+async def test_stored_records_of_a_topic_are_shown_without_loading_it(rest: Rest) -> None:
+    await rest.done("PUT", f"{PERSISTENT}/x", {"team": "billing"})
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    consumer = await client.subscribe(NAME, "s", permits=9)
+    producer = await client.create_producer(NAME)
+    for _ in range(4):
+        await producer.send(b"x")
+    messages = [(await consumer.receive()).message_id for _ in range(4)]
+    for index in (0, 2):
+        await consumer.ack_answered(messages[index])
+    await client.close()
+    size = (await stats_of(rest, "x/stats"))["storageSize"]
+    await rest.done("PUT", f"{PERSISTENT}/x/unload")
+    found = await stats_of(rest, "x/internal-info")
+    assert "x" not in str(await rest.get("/admin/v2/broker-stats/topics")), "it is not loaded"
+    (ledger,) = cast("list[Members]", found["ledgers"])
+    assert (ledger["entries"], ledger["size"], ledger["isOffloaded"]) == (4, size, False)
+    cursor = cursor_of(found, "s")
+    ledger_id = ledger["ledgerId"]
+    assert cursor["markDelete"] == {"ledgerId": ledger_id, "entryId": 0}
+    assert cursor["individualDeletedMessages"] == [
+        {
+            "from": {"ledgerId": ledger_id, "entryId": 1},
+            "to": {"ledgerId": ledger_id, "entryId": 2},
+        }
+    ]
+    assert (found["properties"], found["terminatedPosition"]) == ({"team": "billing"}, None)
+    assert "T" in str(found["creationDate"])
+    await rest.done("PUT", f"{PERSISTENT}/p/partitions", 2)
+    of_partitions = cast("Members", (await stats_of(rest, "p/internal-info"))["partitions"])
+    names = [f"persistent://public/default/p-partition-{index}" for index in range(2)]
+    assert list(of_partitions) == names
+    assert "no topic" in await rest.refused(404, "GET", f"{PERSISTENT}/none/internal-info")

@@ -1,12 +1,10 @@
 """Single messages over REST: of a backlog, by id, and counted from an end of the topic."""
 
 import base64
-from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 
-from config.bounds import PEEKED_ENTRIES
 from magnetar.compression import CompressionType, compress
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.raw_client import BrokerError, RawClient
@@ -18,12 +16,10 @@ BACKLOG = f"{TOPIC}/subscription/s/position"
 
 
 @pytest.fixture
-async def client(rest: Rest) -> AsyncIterator[RawClient]:
+async def client(rest: Rest, client: RawClient) -> RawClient:
     await rest.done("PUT", TOPIC)
     await rest.done("PUT", f"{TOPIC}/subscription/s")
-    client = await RawClient.open("127.0.0.1", rest.binary_port)
-    yield client
-    await client.close()
+    return client
 
 
 async def shown(rest: Rest, path: str) -> tuple[dict[str, str], bytes]:
@@ -42,8 +38,8 @@ async def test_messages_of_the_backlog_are_shown_in_order(rest: Rest, client: Ra
     await consumer.ack_answered(ids[1])
     assert [(await shown(rest, f"{BACKLOG}/{count}"))[1] for count in (1, 2)] == [b"0", b"2"]
     assert "fewer than 3" in await rest.refused(404, "GET", f"{BACKLOG}/3")
-    assert "fewer than" in await rest.refused(404, "GET", f"{BACKLOG}/{PEEKED_ENTRIES}")
-    for wrong in (0, -1, PEEKED_ENTRIES + 1):
+    assert "fewer than" in await rest.refused(404, "GET", f"{BACKLOG}/{2**63 - 1}")
+    for wrong in (0, -1):
         assert "out of bounds" in await rest.refused(412, "GET", f"{BACKLOG}/{wrong}")
     missing = f"{TOPIC}/subscription/none/position/1"
     assert "no subscription 'none'" in await rest.refused(404, "GET", missing)
@@ -73,19 +69,42 @@ async def test_metadata_are_headers_and_the_payload_is_unpacked(
     assert headers["Base64-ordering-key"] == base64.b64encode(b"\x00\x01").decode()
     assert headers["event-time"] == "2023-11-14T22:13:20.123+00:00"
     assert headers["PROPERTY"] == '{"a b": "\\u00fc"}'
+    assert headers["compression"] == "LZ4"
     assert headers["Is-Encrypted"] == headers["txn-aborted"] == "false"
     assert "num-batch-message" not in headers
 
 
-async def test_what_is_encrypted_is_shown_as_it_is(rest: Rest, client: RawClient) -> None:
+async def test_an_encrypted_message_is_shown_encrypted_with_its_keys(
+    rest: Rest, client: RawClient
+) -> None:
+    keys = [pb.EncryptionKeys(key=name, value=b"v") for name in ("k", "other")]
     metadata = pb.MessageMetadata(
         compression=pb.LZ4,
         uncompressed_size=5,
-        encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")],
+        encryption_keys=keys,
+        encryption_param=b"nonce",
+        encryption_algo="AES",
     )
     await (await client.create_producer(NAME)).send(b"secret", metadata=metadata)
     headers, body = await shown(rest, f"{BACKLOG}/1")
     assert (headers["Is-Encrypted"], body) == ("true", b"secret")
+    assert (headers["compression"], headers["encryption-algo"]) == ("LZ4", "AES")
+    assert base64.b64decode(headers["Base64-encryption-param"]) == b"nonce"
+    url = f"{rest.base}{BACKLOG}/1"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        texts = answer.headers.getall("X-Pulsar-Base64-encryption-keys")
+    assert [pb.EncryptionKeys.FromString(base64.b64decode(each)) for each in texts] == keys
+
+
+async def test_a_chunk_is_shown_with_its_number_and_count(rest: Rest, client: RawClient) -> None:
+    metadata = pb.MessageMetadata(
+        uuid="u", chunk_id=1, num_chunks_from_msg=3, total_chunk_msg_size=9
+    )
+    await (await client.create_producer(NAME)).send(b"abc", metadata=metadata)
+    headers, _ = await shown(rest, f"{BACKLOG}/1")
+    assert (headers["uuid"], headers["chunk-id"], headers["num-chunks-from-msg"]) == ("u", "1", "3")
+    assert headers["total-chunk-msg-size"] == "9"
+    assert (headers["PROPERTY-TOTAL-CHUNKS"], headers["PROPERTY-CHUNK-ID"]) == ("3", "1")
 
 
 async def test_examined_from_either_end(rest: Rest, client: RawClient) -> None:
@@ -143,6 +162,10 @@ async def test_bytes_from_a_message_on(rest: Rest, client: RawClient) -> None:
     assert sizes == [stats["storageSize"] // 3 * left for left in (3, 2, 1)]
     assert (await rest.call("PUT", f"{TOPIC}/backlogSize", "latest"))[1] == 0
     assert (await rest.call("PUT", f"{TOPIC}/backlogSize", "earliest"))[1] == sizes[0]
+    assert "send its id" in await rest.refused(400, "PUT", f"{TOPIC}/backlogSize")
+    assert "send its id" in await rest.refused(400, "PUT", f"{TOPIC}/backlogSize", {})
+    excluded = {"ledgerId": -1, "entryId": -1, "excluded": True}
+    assert "no excluded" in await rest.refused(400, "PUT", f"{TOPIC}/backlogSize", excluded)
 
 
 async def test_all_partitions_are_sealed_and_tell_their_last_messages(

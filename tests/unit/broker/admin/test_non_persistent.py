@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from broker.app.service import Broker
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
-from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.unit.broker.admin.conftest import Rest, asking_broker
 
@@ -17,12 +15,6 @@ BASE = "/admin/v2/non-persistent/public/default"
 TOPIC = "non-persistent://public/default/t"
 NAMESPACE = "/admin/v2/namespaces/public/default"
 Mode = pb.CommandGetTopicsOfNamespace
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running(tmp_path) as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -64,7 +56,6 @@ async def test_topic_is_created_listed_and_deleted(creating: Rest, client: RawCl
     await creating.done("DELETE", f"{BASE}/t?force=true")
     assert await creating.get(BASE) == []
     await creating.refused(404, "GET", f"{BASE}/t/stats")
-    await creating.refused(404, "DELETE", f"{BASE}/t")
     await creating.refused(404, "GET", "/admin/v2/non-persistent/public/none")
 
 
@@ -73,6 +64,7 @@ async def test_namespace_with_such_topics_is_deleted_by_force(creating: Rest) ->
     other = "/admin/v2/non-persistent/public/other"
     await creating.done("PUT", f"{other}/t")
     await creating.done("PUT", f"{other}/p/partitions", 2)
+    await creating.refused(409, "DELETE", "/admin/v2/namespaces/public/other")
     await creating.done("DELETE", "/admin/v2/namespaces/public/other?force=true")
     await creating.refused(404, "GET", other)
 
@@ -222,10 +214,13 @@ async def test_maximums_of_the_namespace_hold(creating: Rest, client: RawClient)
         (400, "PUT", "subscription/s"),
         (412, "DELETE", "truncate"),
         (405, "GET", "lastMessageId"),
-        (405, "POST", "terminate"),
+        (406, "POST", "terminate"),
         (405, "PUT", "compaction"),
         (405, "PUT", "offload"),
         (405, "POST", "subscription/s/skip_all"),
+        (405, "POST", "subscription/s/skip/1"),
+        (405, "POST", "subscription/s/analyzeBacklog"),
+        (405, "PUT", "subscription/s/properties"),
         (405, "POST", "subscription/s/expireMessages/1"),
         (405, "POST", "subscription/s/resetcursor/1"),
         (405, "GET", "subscription/s/position/1"),
@@ -236,6 +231,15 @@ async def test_what_needs_stored_messages_is_refused_in_a_sentence(
 ) -> None:
     await creating.done("PUT", f"{BASE}/t")
     assert "stores nothing" in await creating.refused(status, method, f"{BASE}/t/{path}")
+
+
+async def test_properties_of_a_subscription_are_those_of_its_first_consumer(
+    creating: Rest, client: RawClient
+) -> None:
+    given = [pb.KeyValue(key="team", value="a")]
+    await client.subscribe(TOPIC, "s", pb.CommandSubscribe(subscription_properties=given))
+    assert await creating.get(f"{BASE}/t/subscription/s/properties") == {"team": "a"}
+    await creating.refused(404, "GET", f"{BASE}/t/subscription/none/properties")
 
 
 async def test_lookup_over_rest_and_the_wire_names_the_broker(
@@ -264,6 +268,22 @@ async def test_unused_topic_is_deleted_and_one_with_a_subscription_stays(
     await topics.forget_unused()
     monkeypatch.undo()
     assert list(topics.loaded()) == [kept]
+
+
+async def test_topic_is_deleted_after_an_unload_with_its_schemas(
+    broker: Broker, creating: Rest
+) -> None:
+    name = parse_topic_name(TOPIC)
+    await creating.done("PUT", f"{BASE}/t")
+    schemas = "/admin/v2/schemas/public/default/t/schema"
+    await creating.call("POST", schemas, {"type": "STRING", "schema": ""})
+    assert await broker.schemas.history(name.schema_id)
+    await creating.done("PUT", f"{BASE}/t/unload")
+    await creating.done("DELETE", f"{BASE}/t")
+    assert not await broker.schemas.history(name.schema_id)
+    await creating.done("DELETE", f"{BASE}/t")
+    missing = "/admin/v2/non-persistent/public/none/t"
+    assert "does not exist" in await creating.refused(404, "DELETE", missing)
 
 
 async def test_schemas_go_with_the_topic_unless_a_stored_namesake_has_them(

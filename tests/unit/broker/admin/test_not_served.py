@@ -7,6 +7,7 @@ import pytest
 from broker.admin.access import TABLE
 from broker.admin.not_served import REASONS, SHADOW_SOURCE, paths
 from broker.admin.rest import MAX_BODY_BYTES
+from tests.support.waiting import TIMEOUT_S
 from tests.unit.broker.admin.conftest import Rest
 
 PERSISTENT = "/admin/v2/persistent/public/default"
@@ -19,11 +20,10 @@ BUNDLE = "0x00000000_0xffffffff"
     [
         ("GET", "/admin/v2/brokers/configuration", "dynamic"),
         ("GET", "/admin/v2/brokers/configuration/values", "dynamic"),
-        ("GET", "/admin/v2/brokers/backlog-quota-check", "quota-check"),
         ("POST", "/admin/v2/brokers/shutdown", "shutdown"),
         ("GET", "/admin/v2/broker-stats/metrics", "java"),
         ("GET", "/admin/v2/bookies/racks-info", "bookies"),
-        ("PUT", "/admin/v2/clusters/other", "clusters"),
+        ("GET", "/admin/v2/clusters/standalone/migrate", "migration"),
         ("GET", "/admin/v2/clusters/standalone/namespaceIsolationPolicies/brokers/b", "isolation"),
         ("GET", "/admin/v2/clusters/standalone/failureDomains/d", "failure-domains"),
         ("GET", "/admin/v2/namespaces/standalone/antiAffinity/group", "anti-affinity"),
@@ -33,6 +33,7 @@ BUNDLE = "0x00000000_0xffffffff"
         ("POST", f"{NAMESPACE}/resourcegroup/g", "resource-groups"),
         ("PUT", "/admin/v2/resourcegroups/g", "resource-groups"),
         ("GET", f"{PERSISTENT}/x/shadowTopics", "shadow"),
+        ("GET", f"{PERSISTENT}/x/getMessageIdByIndex?index=1", "index"),
         ("GET", f"/admin/v2/non-persistent/public/default/{BUNDLE}", "bundles"),
         ("GET", "/lookup/v2/topic/persistent/public/default/x/bundle", "bundles"),
         ("GET", "/admin/v2/worker/cluster/leader", "worker"),
@@ -71,7 +72,7 @@ async def test_a_form_is_refused_when_it_has_come(rest: Rest) -> None:
         await rest.get("/admin/v2/brokers/health")
     assert not answer.done()
     writer.write(form)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert (await answer).startswith(b"HTTP/1.1 501 ")
     writer.close()
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from config.bounds import MAX_PROPERTIES_BYTES
+from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.embedded_broker import running
+from tests.support.raw_client import BrokerError, RawClient
 from tests.unit.broker.admin.conftest import Rest, asking_broker
 
 PERSISTENT = "/admin/v2/persistent/public/default"
@@ -100,6 +103,43 @@ async def test_properties_of_a_partitioned_topic(rest: Rest) -> None:
     assert await rest.get(f"{PERSISTENT}/p-partition-0/properties") == {}
 
 
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+async def test_partition_of_a_deleted_topic_is_not_made_by_clients_that_come_back(
+    rest: Rest, client: RawClient, domain: str
+) -> None:
+    topics = f"/admin/v2/{domain}/public/default"
+    partition = f"{domain}://public/default/p-partition-0"
+    policy = {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}
+    await rest.done("POST", "/admin/v2/namespaces/public/default/autoTopicCreation", policy)
+    await rest.done("PUT", f"{topics}/p/partitions", 2)
+    await client.create_producer(partition)
+    await client.subscribe(partition, "s")
+    await rest.done("DELETE", f"{topics}/p/partitions?force=true")
+    with pytest.raises(BrokerError, match="named as a partition") as refused:
+        await client.create_producer(partition)
+    assert refused.value.code == pb.NotAllowedError
+    with pytest.raises(BrokerError, match="named as a partition"):
+        await client.subscribe(partition, "s")
+    assert await rest.get(topics) == []
+    await rest.done("PUT", f"{topics}/p/partitions", 1)
+    await client.create_producer(partition)
+
+
+async def test_users_neither_see_nor_set_the_property_of_the_topic_epoch(
+    rest: Rest, client: RawClient
+) -> None:
+    topic, epoch = f"{PERSISTENT}/x", "pulsar.topic.epoch"
+    await rest.done("PUT", topic)
+    exclusive = pb.CommandProducer(producer_access_mode=pb.Exclusive)
+    await client.create_producer("persistent://public/default/x", exclusive)
+    assert await rest.get(f"{topic}/properties") == {}
+    assert epoch in await rest.refused(400, "PUT", f"{topic}/properties", {epoch: "9"})
+    await rest.refused(412, "DELETE", f"{topic}/properties?key={epoch}")
+    stats = await rest.get(f"{topic}/stats")
+    assert isinstance(stats, dict)
+    assert stats["topicEpoch"] == 0
+
+
 async def test_properties_of_a_topic_without_partitions(rest: Rest) -> None:
     await rest.done("PUT", f"{PERSISTENT}/x", {"team": "a"})
     await keeps_properties(rest, "x")
@@ -108,6 +148,9 @@ async def test_properties_of_a_topic_without_partitions(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{PERSISTENT}/y", {"team": 1})
     await rest.refused(400, "PUT", f"{PERSISTENT}/y", 3)
     await rest.refused(404, "GET", f"{PERSISTENT}/y/properties")
+    most = MAX_PROPERTIES_BYTES - len(json.dumps({"k": ""}))
+    await rest.refused(413, "PUT", f"{PERSISTENT}/y", {"k": "v" * (most + 1)})
+    await rest.done("PUT", f"{PERSISTENT}/y", {"k": "v" * most})
 
 
 async def keeps_properties(rest: Rest, topic: str) -> None:
@@ -122,3 +165,34 @@ async def keeps_properties(rest: Rest, topic: str) -> None:
     await rest.refused(400, "PUT", path, {"magnetar.trimmed": "1:1"})
     await rest.refused(412, "DELETE", path)
     assert await rest.get(path) == {"tier": "gold"}
+
+
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+async def test_only_partitions_of_a_topic_are_named_as_partitions(rest: Rest, domain: str) -> None:
+    base = f"/admin/v2/{domain}/public/default"
+    for name in ("x-partition-0", "x-partition-y"):
+        reason = await rest.refused(412, "PUT", f"{base}/{name}/partitions", 2)
+        assert "'-partition-'" in reason
+    assert "has 0 of them" in await rest.refused(412, "PUT", f"{base}/x-partition-0")
+    await rest.done("PUT", f"{base}/p/partitions", 2)
+    assert "has 2 of them" in await rest.refused(412, "PUT", f"{base}/p-partition-2")
+    await rest.done("PUT", f"{base}/x-partition-y")
+
+
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+async def test_a_request_for_the_other_kind_of_topic_names_the_right_one(
+    rest: Rest, domain: str
+) -> None:
+    base = f"/admin/v2/{domain}/public/default"
+    await rest.done("PUT", f"{base}/p/partitions", 2)
+    await rest.done("PUT", f"{base}/x")
+    assert "delete-partitioned-topic" in await rest.refused(409, "DELETE", f"{base}/p")
+    assert "without /partitions" in await rest.refused(409, "DELETE", f"{base}/x/partitions")
+    for name in ("x", "none"):
+        reason = await rest.refused(409, "POST", f"{base}/{name}/partitions", 3)
+        assert "not partitioned" in reason
+    if domain == "persistent":
+        await rest.refused(404, "DELETE", f"{base}/none")
+    else:
+        await rest.done("DELETE", f"{base}/none")
+    await rest.refused(404, "DELETE", f"{base}/none/partitions")

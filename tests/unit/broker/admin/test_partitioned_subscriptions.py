@@ -143,11 +143,76 @@ async def test_properties_of_a_subscription_are_read_back(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{TOPIC}/subscription/t", {"properties": {"team": 1}})
 
 
+async def test_properties_are_replaced_on_every_partition(rest: Rest) -> None:
+    path = f"{TOPIC}/subscription/s/properties"
+    await rest.refused(404, "GET", path)
+    await rest.refused(404, "PUT", path, {"a": "b"})
+    await rest.done("PUT", f"{TOPIC}/subscription/s", {**EARLIEST, "properties": {"team": "a"}})
+    assert await rest.get(path) == {"team": "a"}
+    await rest.done("PUT", path, {"owner": "b"})
+    assert await rest.get(path) == {"owner": "b"}
+    assert await rest.get(f"{TOPIC}-partition-2/subscription/s/properties") == {"owner": "b"}
+    await rest.done("PUT", f"{TOPIC}-partition-1/subscription/s/properties", {"only": "here"})
+    assert await rest.get(path) == {"owner": "b", "only": "here"}
+    await rest.done("PUT", path, {})
+    assert await rest.get(path) == {}
+    assert "send {}" in await rest.refused(400, "PUT", path)
+    await rest.refused(400, "PUT", path, {"number": 1})
+
+
+async def test_a_property_that_would_mark_a_subscription_replicated_is_refused(rest: Rest) -> None:
+    reserved = {"pulsar.replicated.subscription": "1"}
+    path = f"{TOPIC}/subscription/s"
+    refused = await rest.refused(400, "PUT", path, {**EARLIEST, "properties": reserved})
+    assert "is the broker's" in refused
+    await rest.done("PUT", path, EARLIEST)
+    assert "is the broker's" in await rest.refused(400, "PUT", f"{path}/properties", reserved)
+    assert await rest.get(f"{path}/properties") == {}
+
+
+async def test_properties_outlive_the_load_of_the_topic(rest: Rest) -> None:
+    path = f"{TOPIC}-partition-0/subscription/s/properties"
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    given = pb.CommandSubscribe(subscription_properties=[pb.KeyValue(key="team", value="a")])
+    await client.subscribe(f"{NAME}-partition-0", "s", given)
+    assert await rest.get(path) == {"team": "a"}
+    await rest.done("PUT", path, {"team": "b"})
+    await rest.done("PUT", f"{TOPIC}-partition-0/unload")
+    assert await rest.get(path) == {"team": "b"}
+    stats = await rest.get(f"{TOPIC}-partition-0/stats")
+    assert isinstance(stats, dict)
+    assert stats["subscriptions"]["s"]["subscriptionProperties"] == {"team": "b"}
+    await client.close()
+
+
+async def test_a_reader_has_no_properties(rest: Rest) -> None:
+    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    await client.subscribe(f"{NAME}-partition-0", "r", pb.CommandSubscribe(durable=False))
+    path = f"{TOPIC}-partition-0/subscription/r/properties"
+    assert "not durable" in await rest.refused(405, "PUT", path, {"a": "b"})
+    await client.close()
+
+
 async def test_invalid_subscription_request_is_refused(rest: Rest) -> None:
     await rest.refused(400, "PUT", f"{TOPIC}/subscription/s", "middle")
     await rest.refused(400, "PUT", f"{TOPIC}/subscription/s", 7)
-    assert "cluster" in await rest.refused(412, "PUT", f"{TOPIC}/subscription/s?replicated=true")
     assert await rest.get(f"{TOPIC}/subscriptions") == []
+
+
+async def test_it_is_noted_whether_a_subscription_is_to_be_replicated(rest: Rest) -> None:
+    path = f"{TOPIC}/subscription/s/replicatedSubscriptionStatus"
+    await rest.done("PUT", f"{TOPIC}/subscription/s?replicated=true", LATEST)
+    partitions = await rest.get(path)
+    assert isinstance(partitions, dict)
+    assert len(partitions) > 1
+    assert all(partitions.values())
+    await rest.done("POST", f"{TOPIC}/partitions", len(partitions) + 1)
+    names = [f"persistent://public/default/p-partition-{n}" for n in range(len(partitions) + 1)]
+    assert await rest.get(path) == dict.fromkeys(names, True)
+    await rest.done("POST", path, False)
+    assert not any((await rest.get(path)).values())  # type: ignore[attr-defined]
+    assert "true or false" in await rest.refused(412, "POST", path, "yes")
+    await rest.refused(404, "GET", f"{TOPIC}/subscription/none/replicatedSubscriptionStatus")
 
 
 async def test_new_partitions_have_the_subscriptions_of_the_old(rest: Rest) -> None:

@@ -1,5 +1,6 @@
 """The REST interface on a whole broker: what tools rely on, and errors that name the fix."""
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 
@@ -149,8 +150,32 @@ async def test_subscriptions_of_a_scalable_topic(rest: Rest) -> None:
     await rest.done("POST", f"{SCALABLE}/x/subscriptions/s/skip-all")
     await rest.done("POST", f"{SCALABLE}/x/subscriptions/s/seek?timestamp=0")
     await rest.refused(412, "PUT", f"{SCALABLE}/x/subscriptions/s?type=OTHER")
+    await _show_and_set_replicated(rest)
     await rest.done("DELETE", f"{SCALABLE}/x/subscriptions/s")
     assert await rest.get(f"{SCALABLE}/x/subscriptions") == []
+
+
+async def _show_and_set_replicated(rest: Rest) -> None:
+    """On each segment; what is asked of a subscription that is not there is refused."""
+    status = f"{SCALABLE}/x/subscriptions/s/replicatedSubscriptionStatus"
+    segments = [f"segment://public/default/x/{each}" for each in ("0000-7fff-0", "8000-ffff-1")]
+    assert await rest.get(status) == dict.fromkeys(segments, False)
+    await rest.done("POST", status, True)
+    assert await rest.get(status) == dict.fromkeys(segments, True)
+    stats = await rest.get(f"{SCALABLE}/x/stats")
+    assert isinstance(stats, dict)
+    assert stats["subscriptions"]["s"]["isReplicated"] is True
+    await rest.refused(412, "POST", status, "yes")
+    await rest.done("POST", status, False)
+    assert await rest.get(status) == dict.fromkeys(segments, False)
+    unknown = status.replace("/s/", "/none/")
+    for method in ("GET", "POST"):
+        refusal = await rest.refused(404, method, unknown, True)
+        assert "create it with PUT .../subscriptions/NAME" in refusal
+    await rest.done("PUT", f"{SCALABLE}/x/subscriptions/t?replicated=true")
+    found = await rest.get(status.replace("/s/", "/t/"))
+    assert found == dict.fromkeys(segments, True)
+    await rest.done("DELETE", f"{SCALABLE}/x/subscriptions/t")
 
 
 async def test_persistent_topics(rest: Rest) -> None:
@@ -241,7 +266,7 @@ async def test_schemas(rest: Rest) -> None:
     path = "/admin/v2/schemas/public/default/x"
     await rest.refused(404, "GET", f"{path}/schema")
     string = {"type": "STRING", "schema": "", "properties": {}}
-    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 0})
+    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": {"version": 0}})
     newest = await rest.get(f"{path}/schema")
     assert isinstance(newest, dict)
     assert (newest["version"], newest["type"]) == (0, "STRING")
@@ -249,13 +274,55 @@ async def test_schemas(rest: Rest) -> None:
     await rest.refused(422, "POST", f"{path}/schema", {"type": "NO_SUCH"})
     compatible = await rest.call("POST", f"{path}/compatibility", {"type": "INT32", "schema": ""})
     assert compatible[1] == {
-        "isCompatibility": False,
+        "compatibility": False,
         "schemaCompatibilityStrategy": "FULL",
     }
     assert await rest.call("DELETE", f"{path}/schema?force=false") == (200, {"version": 1})
-    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 2})
+    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": {"version": 2}})
     assert await rest.call("DELETE", f"{path}/schema?force=true") == (200, {"version": -1})
-    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": 0})
+    assert await rest.call("POST", f"{path}/schema", string) == (200, {"version": {"version": 0}})
+
+
+async def test_schema_of_pairs_is_sent_and_shown_as_text(rest: Rest) -> None:
+    """Pulsar's admin library sends and reads KEY_VALUE schemas so, not as clients store them."""
+    path = "/admin/v2/schemas/public/default/x"
+    value = {"type": "record", "name": "V", "fields": [{"name": "a", "type": "int"}]}
+    text = json.dumps({"key": "", "value": value}, separators=(",", ":"))
+    properties = {"key.schema.type": "STRING", "value.schema.type": "AVRO"}
+    schema = {"type": "KEY_VALUE", "schema": text, "properties": properties}
+    assert await rest.call("POST", f"{path}/schema", schema) == (200, {"version": {"version": 0}})
+    newest = await rest.get(f"{path}/schema")
+    assert isinstance(newest, dict)
+    assert newest["data"] == text
+    assert await rest.call("POST", f"{path}/version", schema) == (200, {"version": 0})
+    await rest.refused(409, "POST", f"{path}/schema", {**schema, "schema": "no pair"})
+
+
+@pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
+async def test_topics_of_a_bundle_are_those_of_the_namespace(rest: Rest, domain: str) -> None:
+    path = f"/admin/v2/{domain}/public/default"
+    await rest.done("PUT", f"{path}/x")
+    assert await rest.get(f"{path}?bundle=0x00000000_0xffffffff") == [
+        f"{domain}://public/default/x"
+    ]
+    reason = await rest.refused(412, "GET", f"{path}?bundle=0x00000000_0x40000000")
+    assert "each namespace has one" in reason
+
+
+async def test_unknown_members_of_bodies_are_refused_by_their_names(rest: Rest) -> None:
+    schema = "/admin/v2/schemas/public/default/x/schema"
+    string = {"type": "STRING", "schema": ""}
+    for unknown in ("propertes", "data"):
+        assert unknown in await rest.refused(400, "POST", schema, {**string, unknown: "x"})
+    grants = "/admin/v2/namespaces/grantPermissionsOnTopics"
+    one = {"topic": "persistent://public/default/x", "role": "r", "actions": ["produce"]}
+    assert "no action:" in await rest.refused(400, "POST", grants, [{**one, "action": "consume"}])
+    revokes = "/admin/v2/namespaces/revokePermissionsOnTopics"
+    assert "no actions:" in await rest.refused(400, "POST", revokes, [one])
+    await rest.done("PUT", "/admin/v2/persistent/public/default/x")
+    offload = "/admin/v2/persistent/public/default/x/offload"
+    place = {"ledgerId": 1, "entryId": 0, "excluded": True}
+    assert "no excluded:" in await rest.refused(400, "PUT", offload, place)
 
 
 async def test_health_names_damage_and_readiness_does_not(tmp_path: Path) -> None:
@@ -313,7 +380,9 @@ async def test_broker_tells_the_installed_version_everywhere(rest: Rest) -> None
 async def test_statistics_show_what_clients_tell_of_themselves(rest: Rest) -> None:
     name = "persistent://public/default/x"
     await rest.done("PUT", f"{PERSISTENT}/x")
-    client = await RawClient.open("127.0.0.1", rest.binary_port)
+    flags = pb.FeatureFlags(supports_partial_producer=True)
+    connect = pb.CommandConnect(feature_flags=flags)
+    client = await RawClient.open("127.0.0.1", rest.binary_port, connect)
     told = [pb.KeyValue(key="app", value="billing")]
     producer = await client.create_producer(name, pb.CommandProducer(metadata=told))
     await producer.send(b"x")
@@ -321,6 +390,7 @@ async def test_statistics_show_what_clients_tell_of_themselves(rest: Rest) -> No
     stats = await rest.get(f"{PERSISTENT}/x/stats")
     assert isinstance(stats, dict)
     assert stats["publishers"][0]["metadata"] == {"app": "billing"}
+    assert stats["publishers"][0]["supportsPartialProducer"] is True
     assert stats["subscriptions"]["s"]["consumers"][0]["metadata"] == {"app": "billing"}
     internal = await rest.get(f"{PERSISTENT}/x/internalStats")
     assert isinstance(internal, dict)
@@ -417,3 +487,43 @@ async def test_a_client_that_goes_away_is_no_fault(caplog: pytest.LogCaptureFixt
                 assert answer.status == 503
     assert [each["log_level"] for each in logged] == ["debug"]
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def test_subscription_creates_the_missing_topic_where_clients_would(creating: Rest) -> None:
+    start = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+    await creating.done("PUT", f"{PERSISTENT}/x/subscription/s", start)
+    assert await creating.get(f"{PERSISTENT}/x/subscriptions") == ["s"]
+    namespace = "/admin/v2/namespaces/public/default/autoTopicCreation"
+    policy = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 2}
+    await creating.done("POST", namespace, policy)
+    await creating.done("PUT", f"{PERSISTENT}/y/subscription/s", start)
+    for index in range(2):
+        assert await creating.get(f"{PERSISTENT}/y-partition-{index}/subscriptions") == ["s"]
+    await creating.done("POST", namespace, {"allowAutoTopicCreation": False})
+    await creating.refused(412, "PUT", f"{PERSISTENT}/z/subscription/s")
+    await creating.refused(404, "PUT", "/admin/v2/persistent/public/none/z/subscription/s")
+    await creating.refused(404, "GET", f"{PERSISTENT}/z/subscriptions")
+
+
+async def test_no_subscription_of_a_segment_gets_the_name_of_a_replicators_position(
+    rest: Rest,
+) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=1")
+    segment = "/admin/v2/segments/public/default/x/0000-ffff-0"
+    name = "pulsar.repl.west"
+    for path, body in (
+        (f"{segment}/subscription/{name}", None),
+        (segment, [name]),
+        (f"{SCALABLE}/x/subscriptions/{name}", None),
+    ):
+        status, answer = await rest.call("PUT", path, body)
+        assert status == 405, (path, answer)
+        assert "a replicator's cursor" in str(answer)
+
+
+async def test_no_subscription_of_a_single_segment_is_to_be_replicated(rest: Rest) -> None:
+    await rest.done("PUT", f"{SCALABLE}/x?numInitialSegments=1")
+    segment = "/admin/v2/segments/public/default/x/0000-ffff-0/subscription/s"
+    reason = await rest.refused(412, "PUT", f"{segment}?replicated=true", {})
+    assert f"PUT {SCALABLE}/x/subscriptions/s?replicated=true" in reason
+    await rest.done("PUT", f"{segment}?replicated=false", {})

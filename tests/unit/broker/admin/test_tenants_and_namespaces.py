@@ -2,11 +2,14 @@
 
 import pytest
 
+from broker.policies.policy_kinds import OF_NAMESPACES, OF_TOPICS
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.support.raw_client import RawClient
-from tests.unit.broker.admin.conftest import Rest
+from tests.unit.broker.admin.conftest import TOPIC_PATH, Rest
 
 NAMESPACES = "/admin/v2/namespaces"
+WHOLE_OF_NAMESPACES = [path for path, kind in OF_NAMESPACES.items() if kind.valid(1)]
+WHOLE_OF_TOPICS = [path for path, kind in OF_TOPICS.items() if kind.valid(1)]
 TENANTS = "/admin/v2/tenants"
 BUNDLES = {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}
 EMPTY = {"replication_clusters": ["standalone"], "bundles": BUNDLES}
@@ -75,6 +78,10 @@ async def test_policies_that_are_served_are_given_at_creation(rest: Rest) -> Non
         "offload_deletion_lag_ms": 5,
         "offload_threshold": 0,
         "schema_compatibility_strategy": "BACKWARD",
+        "is_allow_auto_update_schema": False,
+        "schema_validation_enforced": True,
+        "encryption_required": True,
+        "max_topics_per_namespace": 7,
     }
     await rest.done("PUT", f"{NAMESPACES}/public/n", OF_JAVA | served)
     assert await rest.get(f"{NAMESPACES}/public/n") == EMPTY | served
@@ -84,16 +91,26 @@ async def test_policies_that_are_served_are_given_at_creation(rest: Rest) -> Non
     ("member", "value"),
     [
         ("message_ttl_in_seconds", -2),
+        ("message_ttl_in_seconds", 10.0),
         ("max_producers_per_topic", "1"),
+        ("max_producers_per_topic", -1.0),
+        ("offload_threshold", -1.0),
+        ("schema_validation_enforced", 0),
+        ("encryption_required", 0.0),
+        ("is_allow_auto_update_schema", 1),
+        ("replication_clusters", 0),
         ("subscription_types_enabled", ["Any"]),
         ("backlog_quota_map", {"destination_storage": {"limit": -1, "policy": "x"}}),
         ("delayed_delivery_policies", {"active": False}),
-        ("is_allow_auto_update_schema", False),
-        ("encryption_required", True),
+        ("is_allow_auto_update_schema", "no"),
+        ("schema_auto_update_compatibility_strategy", "FULL"),
+        ("encryption_required", "yes"),
         ("deleted", True),
         ("no_such_policy", "x"),
         ("retention_policies", {"retentionTimeInMinutes": -2, "retentionSizeInMB": 0}),
         ("retention_policies", {"retentionTimeInMinutes": 1, "retentionSizeInMB": 1, "more": 1}),
+        ("retention_policies", {"retentionTimeInMinutes": 10, "retentionSizeInMB": 0}),
+        ("retention_policies", {"retentionTimeInMinutes": 0, "retentionSizeInMB": -1}),
         ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "some"}),
         ("autoTopicCreationOverride", {"allowAutoTopicCreation": True, "topicType": "partitioned"}),
     ],
@@ -106,11 +123,42 @@ async def test_a_policy_that_is_not_served_makes_no_namespace(
     await rest.refused(404, "GET", f"{NAMESPACES}/public/n")
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *((f"{NAMESPACES}/public/default/{path}", 10.0) for path in WHOLE_OF_NAMESPACES),
+        *((f"{TOPIC_PATH}/{path}", 10.0) for path in WHOLE_OF_TOPICS),
+        *((f"{TOPIC_PATH}/{path}", True) for path in WHOLE_OF_TOPICS),
+    ],
+)
+async def test_policies_that_are_whole_numbers_refuse_others(
+    rest: Rest, path: str, value: object
+) -> None:
+    await rest.done("PUT", TOPIC_PATH)
+    await rest.refused(412, "POST", path, value)
+    await rest.refused(412, "POST", path, {"any": value})
+
+
 @pytest.mark.parametrize("member", ["replication_clusters", "allowed_clusters"])
 async def test_a_namespace_is_in_this_cluster_alone(rest: Rest, member: str) -> None:
     own, other = {member: ["standalone"]}, {member: ["standalone", "other"]}
     assert "other" in await rest.refused(403, "PUT", f"{NAMESPACES}/public/n", other)
     await rest.done("PUT", f"{NAMESPACES}/public/n", own)
+
+
+@pytest.mark.parametrize("resource", ["replication", "allowedClusters"])
+async def test_the_clusters_of_a_namespace_are_this_one(rest: Rest, resource: str) -> None:
+    path = f"{NAMESPACES}/public/default/{resource}"
+    assert await rest.get(path) == (["standalone"] if resource == "replication" else [])
+    await rest.done("POST", path, ["standalone"])
+    assert await rest.get(path) == ["standalone"]
+    for wrong in (["standalone", "other"], ["other"]):
+        assert "names other" in await rest.refused(403, "POST", path, wrong)
+    empty = 412 if resource == "replication" else 400
+    assert "standalone" in await rest.refused(empty, "POST", path, [])
+    assert "list of names" in await rest.refused(412, "POST", path, "standalone")
+    await rest.refused(404, "GET", f"{NAMESPACES}/public/none/{resource}")
+    await rest.refused(404, "POST", f"{NAMESPACES}/public/none/{resource}", ["standalone"])
 
 
 async def test_tenant_is_stored_as_requested(rest: Rest) -> None:

@@ -1,22 +1,19 @@
 """Policies of topics over REST, and what they do to clients."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from broker.app.service import Broker
 from broker.policies.policy_kinds import OF_TOPICS
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient
 from tests.support.waiting import until
-from tests.unit.broker.admin.conftest import Rest, asking_broker
+from tests.unit.broker.admin.conftest import TOPIC, Served, asking_broker
+from tests.unit.broker.admin.conftest import TOPIC_PATH as PATH
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
-TOPIC = "persistent://public/default/t"
-PATH = "/admin/v2/persistent/public/default/t"
 VALUES: dict[str, object] = {
     "retention": {"retentionTimeInMinutes": 1, "retentionSizeInMB": 2},
     "deduplicationEnabled": True,
@@ -30,48 +27,55 @@ VALUES: dict[str, object] = {
     "maxMessageSize": 100,
     "subscriptionTypesEnabled": ["Shared"],
     "messageTTL": 60,
+    "persistence": {
+        "bookkeeperEnsemble": 1,
+        "bookkeeperWriteQuorum": 1,
+        "bookkeeperAckQuorum": 1,
+        "managedLedgerMaxMarkDeleteRate": 0.5,
+        "managedLedgerStorageClassName": None,
+    },
     "compactionThreshold": 1_000_000,
+    "schemaCompatibilityStrategy": "BACKWARD",
+    "schemaValidationEnforced": True,
+    "subscriptionExpirationTime": 30,
     "inactiveTopicPolicies": {
         "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
         "maxInactiveDurationSeconds": 5,
         "deleteWhileInactive": True,
     },
     "delayedDelivery": {"active": True, "tickTime": 20, "maxDeliveryDelayInMillis": 60_000},
+    "publishRate": {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1},
+    "dispatchRate": {
+        "dispatchThrottlingRateInMsg": 10,
+        "dispatchThrottlingRateInByte": 2**40,
+        "relativeToPublishRate": True,
+        "ratePeriodInSecond": 2,
+    },
+    "subscriptionDispatchRate": {"dispatchThrottlingRateInMsg": -1},
+    "subscribeRate": {"subscribeThrottlingRatePerConsumer": 5, "ratePeriodInSecond": 30},
+    "replicatorDispatchRate": {"dispatchThrottlingRateInMsg": 10, "ratePeriodInSecond": 2},
 }
+SHOWN_UNSET: dict[str, object] = {"schemaValidationEnforced": False}
+"""Values shown of policies that are not set; others show nothing."""
 EARLIEST = pb.CommandSubscribe(initial_position=pb.CommandSubscribe.Earliest)
 SHARED = pb.CommandSubscribe(
     sub_type=pb.CommandSubscribe.Shared, initial_position=pb.CommandSubscribe.Earliest
 )
 
 
-def published_now(served: "Served") -> pb.MessageMetadata:
+def published_now(served: Served) -> pb.MessageMetadata:
     return pb.MessageMetadata(
         producer_name="p", sequence_id=0, publish_time=served.broker.clock.now_ms()
     )
 
 
-class Served:
-    """A broker, its REST port, and a client."""
-
-    def __init__(self, broker: Broker, rest: Rest, client: RawClient) -> None:
-        self.broker = broker
-        self.rest = rest
-        self.client = client
-
-    async def refused(self, code: "pb.ServerError", subscription: str, **options: object) -> str:
-        with pytest.raises(BrokerError) as caught:
-            await self.client.subscribe(TOPIC, subscription, **options)  # type: ignore[arg-type]
-        assert caught.value.code == code
-        return str(caught.value)
-
-
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    async with running(tmp_path) as broker, asking_broker(broker) as rest:
-        client = await RawClient.open("127.0.0.1", broker.port)
-        await rest.done("PUT", PATH)
-        yield Served(broker, rest, client)
-        await client.close()
+async def refused(
+    served: Served, code: "pb.ServerError", subscription: str, **options: object
+) -> str:
+    with pytest.raises(BrokerError) as caught:
+        await served.client.subscribe(TOPIC, subscription, **options)  # type: ignore[arg-type]
+    assert caught.value.code == code
+    return str(caught.value)
 
 
 def test_every_policy_of_a_topic_is_tried_here() -> None:
@@ -81,11 +85,12 @@ def test_every_policy_of_a_topic_is_tried_here() -> None:
 @pytest.mark.parametrize("name", VALUES)
 async def test_a_policy_is_set_shown_and_removed_at_each_level(served: Served, name: str) -> None:
     rest, path = served.rest, f"{PATH}/{name}"
-    assert await rest.call("GET", path) == (204, "")
+    nothing = (200, SHOWN_UNSET[name]) if name in SHOWN_UNSET else (204, "")
+    assert await rest.call("GET", path) == nothing
     unset = await rest.call("GET", f"{path}?applied=true")
     assert unset[0] == 200
     await rest.done("POST", f"{path}?isGlobal=true", VALUES[name])
-    assert await rest.call("GET", path) == (204, "")
+    assert await rest.call("GET", path) == nothing
     assert await rest.get(f"{path}?isGlobal=true") == VALUES[name]
     assert await rest.get(f"{path}?applied=true") == VALUES[name]
     await rest.done("PUT", path, VALUES[name])
@@ -136,8 +141,9 @@ async def test_policies_stay_in_force_when_a_topic_is_migrated(served: Served) -
 
 
 async def test_the_time_to_live_is_also_given_in_the_query(served: Served) -> None:
-    await served.rest.done("POST", f"{PATH}/messageTTL?messageTTL=5")
-    assert await served.rest.get(f"{PATH}/messageTTL") == 5
+    for name in ("messageTTL", "subscriptionExpirationTime"):
+        await served.rest.done("POST", f"{PATH}/{name}?{name}=5")
+        assert await served.rest.get(f"{PATH}/{name}") == 5
 
 
 async def test_a_topic_of_the_same_name_does_not_inherit_policies(served: Served) -> None:
@@ -145,6 +151,19 @@ async def test_a_topic_of_the_same_name_does_not_inherit_policies(served: Served
     await served.rest.done("DELETE", PATH)
     await served.rest.done("PUT", PATH)
     assert await served.rest.call("GET", f"{PATH}/maxProducers") == (204, "")
+
+
+async def test_all_policies_of_a_topic_are_removed_at_once(served: Served) -> None:
+    await served.rest.refused(404, "DELETE", "/admin/v2/persistent/public/default/none/policies")
+    await served.rest.done("POST", f"{PATH}/maxProducers", 1)
+    await served.rest.done("POST", f"{PATH}/messageTTL?isGlobal=true", 5)
+    await served.client.create_producer(TOPIC)
+    await served.rest.done("DELETE", f"{PATH}/policies")
+    for query in ("", "?isGlobal=true"):
+        for name in ("maxProducers", "messageTTL"):
+            assert await served.rest.call("GET", f"{PATH}/{name}{query}") == (204, "")
+    await served.client.create_producer(TOPIC)
+    await served.rest.done("DELETE", f"{PATH}/policies")
 
 
 async def test_policies_are_in_force_after_a_restart(tmp_path: Path) -> None:
@@ -181,23 +200,24 @@ async def test_consumers_above_the_maximum_are_refused(served: Served) -> None:
     await served.rest.done("POST", f"{PATH}/maxConsumersPerSubscription", 1)
     await served.rest.done("POST", f"{PATH}/maxConsumers", 2)
     await served.client.subscribe(TOPIC, "a", SHARED)
-    reason = await served.refused(pb.ConsumerBusy, "a", options=SHARED)
+    reason = await refused(served, pb.ConsumerBusy, "a", options=SHARED)
     assert "maxConsumersPerSubscription" in reason
     await served.client.subscribe(TOPIC, "b", SHARED)
-    assert "maxConsumersPerTopic" in await served.refused(pb.ConsumerBusy, "c", options=SHARED)
+    assert "maxConsumersPerTopic" in await refused(served, pb.ConsumerBusy, "c", options=SHARED)
 
 
 async def test_subscriptions_above_the_maximum_are_refused(served: Served) -> None:
     await served.rest.done("POST", f"{PATH}/maxSubscriptionsPerTopic", 1)
     await served.client.subscribe(TOPIC, "a", SHARED)
-    assert "the maximum is 1" in await served.refused(pb.NotAllowedError, "b")
-    await served.rest.refused(405, "PUT", f"{PATH}/subscription/c", {})
+    assert "the maximum is 1" in await refused(served, pb.NotAllowedError, "b")
+    reason = await served.rest.refused(409, "PUT", f"{PATH}/subscription/c", {})
+    assert "maxSubscriptionsPerTopic" in reason
     await served.client.subscribe(TOPIC, "a", SHARED)
 
 
 async def test_types_of_subscriptions_that_are_not_enabled_are_refused(served: Served) -> None:
     await served.rest.done("POST", f"{PATH}/subscriptionTypesEnabled", ["Shared"])
-    assert "Exclusive" in await served.refused(pb.NotAllowedError, "a")
+    assert "Exclusive" in await refused(served, pb.NotAllowedError, "a")
     await served.client.subscribe(TOPIC, "a", SHARED)
 
 
@@ -206,7 +226,7 @@ async def test_subscriptions_are_not_created_by_consumers_if_policies_forbid(
 ) -> None:
     forbidden = {"allowAutoSubscriptionCreation": False}
     await served.rest.done("POST", f"{NAMESPACE}/autoSubscriptionCreation", forbidden)
-    await served.refused(pb.SubscriptionNotFound, "a")
+    await refused(served, pb.SubscriptionNotFound, "a")
     await served.rest.done("PUT", f"{PATH}/subscription/a", {})
     await served.client.subscribe(TOPIC, "a")
 
@@ -350,10 +370,12 @@ async def test_messages_that_wait_come_at_once_when_delays_are_switched_off(
 
 
 @pytest.mark.parametrize("base", [NAMESPACE, PATH])
-async def test_interval_of_deduplication_snapshots_is_refused_by_name(
+async def test_policies_without_a_meaning_here_are_refused_by_name(
     served: Served, base: str
 ) -> None:
-    path = f"{base}/deduplicationSnapshotInterval"
-    assert await served.rest.call("GET", path) == (204, "")
-    assert "deduplicationSnapshotInterval" in await served.rest.refused(501, "POST", path, 60)
-    await served.rest.done("DELETE", path)
+    name = "deduplicationSnapshotInterval"
+    path = f"{base}/{name}"
+    for level in ("", "?isGlobal=true"):
+        assert await served.rest.call("GET", path + level) == (204, "")
+        assert name in await served.rest.refused(501, "POST", path + level, 60)
+        await served.rest.done("DELETE", path + level)

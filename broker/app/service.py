@@ -17,10 +17,15 @@ from broker.app.descriptors import descriptor_limit, share_descriptors
 from broker.app.health import HealthCheck
 from broker.app.stores import Stores, limits_of, open_stores
 from broker.placement import OneBroker, Placement
+from broker.policies.clusters import Clusters
 from broker.policies.namespaces import Namespaces
 from broker.policies.policies_in_force import PoliciesInForce
+from broker.policies.policy_kinds import REPLICATION
 from broker.policies.topic_policies import TopicPolicies
+from broker.replication.service import Replications
+from broker.scalable.records import namespace_path
 from broker.scalable.service import ScalableTopics
+from broker.topics.backlog_quotas import BacklogQuotas
 from broker.topics.compactor import Compactions
 from broker.topics.idle_topics import IdleTopics
 from broker.topics.inactive_topics import InactiveTopics
@@ -34,6 +39,7 @@ from broker.topics.schemas import SchemaRegistry
 from broker.topics.segment_reads import SegmentReads
 from broker.topics.stored_backlogs import StoredBacklogs
 from broker.topics.subscription_expiry import SubscriptionExpiry
+from broker.topics.topic_counts import TopicCounts
 from broker.transactions.service import Transactions
 from broker.wire.client_addresses import ClientAddresses
 from broker.wire.connection import Connection
@@ -53,12 +59,14 @@ from config.bounds import (
     PEER_MEMORY_BYTES,
 )
 from config.settings import Settings
+from magnetar.protocol.names import NamespaceName
 from magnetar.protocol.server_error import MagnetarError
 from security.audit import AuditLog
 from security.reloading import Reloader
 from storage.clock import Clock
 from storage.damage import DamageReport
 from storage.managed_ledger.factory import ManagedLedgerFactory
+from storage.managed_ledger.records import ledger_key
 from storage.metadata.counted_metadata import CountedMetadata
 from storage.metadata.store import MetadataError, Session
 from storage.offload.cold_ledgers import ColdLedgers
@@ -91,16 +99,20 @@ class Broker:
     bookkeeper: "BookKeeperLedgerStore | None"
     managed_ledgers: ManagedLedgerFactory
     session: Session
+    clusters: Clusters
     namespaces: Namespaces
     topic_policies: TopicPolicies
     policies: PoliciesInForce
     schemas: SchemaRegistry
     transactions: Transactions
+    topic_counts: TopicCounts
     topics: TopicRegistry
+    replications: Replications
     scalable: ScalableTopics
     producer_names: ProducerNames
     idle_topics: IdleTopics
     message_expiry: MessageExpiry
+    backlog_quotas: BacklogQuotas
     subscription_expiry: SubscriptionExpiry
     inactive_topics: InactiveTopics
     stored_backlogs: StoredBacklogs
@@ -209,6 +221,8 @@ class Broker:
             limits_of(settings, shared=stores.shared),
             ColdLedgers(self.random, {"magnetar/cluster": settings.cluster_name.encode()}),
             self.offloads.lag_ms,
+            # The policies are opened after the stores.
+            lambda path: self.policies.persistence(path),  # noqa: PLW0108
         )
         at_stop("managed_ledgers", self.managed_ledgers.close)
         await self._sweep_orphans()
@@ -221,10 +235,11 @@ class Broker:
         at_stop("transactions", self.transactions.stop)
         await self.transactions.start()
         self.compactions = Compactions(self)
-        self.topics = TopicRegistry(self)
-        self.damage.on_loss(self.topics.entries_lost)
-        at_stop("topics", self.topics.close)
+        self._make_topics()
         self.scalable = ScalableTopics(self)
+        self.replications.use_source_topics(
+            self.scalable.replicated, self.scalable.subscription_exchange.ask_soon
+        )
         at_stop("scalable", self.scalable.close)
         await self.scalable.start()
         at_stop("coordinators", self.transactions.stop_serving)
@@ -236,6 +251,28 @@ class Broker:
             self._checks = asyncio.ensure_future(stores.check_later())
         if self._several is not None:
             await self._several.announce()
+
+    def _make_topics(self) -> None:
+        self.topics = TopicRegistry(self)
+        self.damage.on_loss(self.topics.entries_lost)
+        self.replications = Replications(
+            self.settings,
+            self.clusters,
+            self.schemas,
+            self.topics.partitioned,
+            self.random,
+            self.topics.is_migrated,
+            self._replication_list,
+        )
+        self._release_at_stop("replications", self.replications.close)
+        self.topics.replicate = self.replications.of
+        self.topics.non_persistent.replicate = self.replications.of_non_persistent
+        self._release_at_stop("topics", self.topics.close)
+
+    def _replication_list(self, namespace: NamespaceName) -> frozenset[str]:
+        """The clusters of a namespace's list, from the cached policies."""
+        found = self.policies.value_of(REPLICATION, self.namespaces.known(namespace))
+        return frozenset(found if isinstance(found, list) else ())
 
     async def _load_security(self) -> None:
         """Load certificates, and what the providers of authentication need.
@@ -326,12 +363,23 @@ class Broker:
         )
 
     async def _open_policies(self) -> None:
+        self.clusters = Clusters(self.metadata, self.settings.cluster_name)
+        self._release_at_stop("clusters", self.clusters.stop)
+        await self.clusters.start()
         self.namespaces = Namespaces(self.metadata, self.settings)
         self._release_at_stop("namespaces", self.namespaces.stop)
         await self.namespaces.start()
         self.topic_policies = TopicPolicies(self.metadata)
         self._release_at_stop("topic_policies", self.topic_policies.stop)
         self.policies = PoliciesInForce(self.namespaces, self.topic_policies, self.settings)
+        self.topic_counts = TopicCounts(
+            self.metadata,
+            self.namespaces,
+            self.settings,
+            ledgers_of=ledger_key,
+            scalable_of=namespace_path,
+        )
+        self._release_at_stop("topic_counts", self.topic_counts.stop)
 
     async def _listen(self) -> None:
         if self.settings.plaintext_ports:
@@ -353,6 +401,11 @@ class Broker:
         )
         self._release_at_stop("message_expiry", self.message_expiry.stop)
         self.message_expiry.start()
+        self.backlog_quotas = BacklogQuotas(
+            self.topics.loaded, self.clock, self.settings.backlog_quota_check_interval_s
+        )
+        self._release_at_stop("backlog_quotas", self.backlog_quotas.stop)
+        self.backlog_quotas.start()
         self.subscription_expiry = SubscriptionExpiry(
             self.topics, self.clock, self.settings.subscription_expiry_check_interval_s
         )
@@ -452,13 +505,18 @@ class Broker:
     async def stop(self) -> None:
         """Release everything, drained or not.  Failures are logged."""
         self.serving = False
-        for connection in list(self.connections):
-            connection.abort("the broker stops")
+        self._abort_connections()
         await self._exit.aclose()
+        # Clients may have come back before the ports were closed.
+        self._abort_connections()
         if self._checks is not None:
             # Ended by the close of the store that is checked.
             await asyncio.wait({self._checks})
         self._stores = None
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.connections):
+            connection.abort("the broker stops")
 
     def _release_at_stop(self, part: str, release: Callable[[], Awaitable[object]]) -> None:
         async def quietly() -> None:

@@ -15,6 +15,7 @@ from storage.ledger.bookkeeper.bookie_options import BookieOptions
 from storage.ledger.bookkeeper.ledger_metadata import DigestType
 from storage.ledger.bookkeeper.open import open_bookkeeper
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
+from storage.ledger.store import Copies
 from storage.metadata.access import StoreAccess, UnusableAccessFile
 from storage.metadata.open import open_metadata_store
 from storage.metadata.store import MetadataStore
@@ -85,9 +86,11 @@ async def _open(
 def ledger_options(settings: Settings) -> BookKeeperOptions:
     """Options of new ledgers, from the settings."""
     return BookKeeperOptions(
-        ensemble_size=settings.ledger_ensemble_size,
-        write_quorum=settings.ledger_write_quorum,
-        ack_quorum=settings.ledger_ack_quorum,
+        copies=Copies(
+            ensemble_size=settings.ledger_ensemble_size,
+            write_quorum=settings.ledger_write_quorum,
+            ack_quorum=settings.ledger_ack_quorum,
+        ),
         digest_type=DigestType[settings.ledger_digest_type],
         password=settings.ledger_password.get_secret_value().encode(),
         frame_bytes=settings.bookkeeper_max_frame_bytes,

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
+
+from config.bounds import LEDGER_IDS_LEFT_OUT, LEDGER_IDS_LEFT_OUT_PER_S
 from config.settings import Settings
 from storage.clock import Clock
 from storage.damage import DamageKind, DamagePolicy, DamageReport
-from storage.data_directory import DataDirectory
+from storage.data_directory import COPIED_FILE, DataDirectory, DataDirectoryUnusable, copied_s
 from storage.durable_mark import DurableMark
 from storage.ledger.local.disk import RealDisk
 from storage.ledger.local.limits import LedgerLimits
@@ -28,6 +31,8 @@ from storage.metadata.store import MetadataError, MetadataStore
 if TYPE_CHECKING:
     # A single broker starts without the parts of a cluster.
     from storage.ledger.bookkeeper.store import BookKeeperLedgerStore
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         )
         opened.push_async_callback(ledgers.close)
         await ledgers.start()
+        await _leave_out_ids(directory, ledgers, clock)
         if isinstance(metadata, SqliteMetadataStore) and ledgers.lost_records is not None:
             await _keep_lost_records(metadata, ledgers.lost_records)
         opened.pop_all()
@@ -90,6 +96,26 @@ async def open_stores(settings: Settings, clock: Clock, rng: random.Random) -> S
         damage=damage,
         check_later=None if damage.policy is DamagePolicy.REFUSE_START else check_later,
     )
+
+
+async def _leave_out_ids(directory: DataDirectory, ledgers: LocalLedgerStore, clock: Clock) -> None:
+    """In a copy of a data directory, give no id that another broker can have given since then.
+
+    Positions of messages then do not come twice, so that other clusters take new messages for new.
+    """
+    try:
+        made_s = copied_s(directory.path)
+        if made_s is None:
+            return
+        age_s = max(0, clock.now_ms() // 1000 - made_s)
+        await ledgers.leave_out_ids(LEDGER_IDS_LEFT_OUT + age_s * LEDGER_IDS_LEFT_OUT_PER_S)
+        directory.forget_copied()
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"{directory.path / COPIED_FILE} cannot be read or removed ({error}): let the broker's "
+            "user do that."
+        ) from error
+    log.info("backup_started", age_s=age_s)
 
 
 async def _report_metadata_damage(metadata: SqliteMetadataStore, damage: DamageReport) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from broker.app.service import Broker
 from broker.metrics.offload import offload_metrics
 from broker.metrics.placement import placement_metrics
+from broker.metrics.replication import replication_metrics
 from broker.metrics.scalable import scalable_metrics
 from broker.metrics.scaling import scaling_metrics
 from broker.metrics.security import security_metrics
@@ -28,7 +29,7 @@ from broker.metrics.stores import (
     disk_metrics,
     metadata_metrics,
 )
-from broker.metrics.topics import TopicFamilies
+from broker.metrics.topics import QUOTA_NAMES, TopicFamilies
 from broker.metrics.transactions import transaction_metrics
 
 
@@ -46,10 +47,12 @@ class BrokerCollector(Collector):
             "pulsar_version", "Version of the broker", {"version": broker.version}
         )
         yield from self._connections()
+        yield self._evictions()
         yield from security_metrics(broker)
         yield from transaction_metrics(broker)
         yield from placement_metrics(broker)
         yield from offload_metrics(broker)
+        yield from replication_metrics(broker)
         yield from scalable_metrics(broker)
         yield from scaling_metrics(broker)
         yield from metadata_metrics(broker.metadata, self._cluster)
@@ -86,6 +89,16 @@ class BrokerCollector(Collector):
         )
         ended.add_metric((self._cluster,), memory.given_up)
         yield ended
+
+    def _evictions(self) -> Metric:
+        family = CounterMetricFamily(
+            "pulsar_broker_storage_backlog_quota_exceeded_evictions",
+            "Times that a backlog quota had subscriptions of a topic lose messages",
+            labels=("cluster", "quota_type"),
+        )
+        for quota, count in self._broker.backlog_quotas.evictions.items():
+            family.add_metric((self._cluster, QUOTA_NAMES[quota]), count)
+        return family
 
 
 def topic_families(broker: Broker) -> TopicFamilies:

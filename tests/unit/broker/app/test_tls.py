@@ -18,11 +18,10 @@ from tests.support.authority import HOST, Authority, server_settings
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.secured_broker import serving
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 
 TOPIC = "topic://public/default/orders"
 REGULAR = "persistent://public/default/orders"
-PATIENCE_S = 20
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ async def produce_and_consume(client: magnetar.Client, topic: str) -> None:
         client.queue_consumer(topic, "sub", schema=str) as consumer,
     ):
         await producer.send("hello")
-        message = await consumer.receive(PATIENCE_S)
+        message = await consumer.receive(TIMEOUT_S)
         assert message.value == "hello"
         await consumer.ack(message)
 
@@ -72,7 +71,7 @@ async def test_client_uses_transactions_and_ordered_consumers(
     ):
         async with client.transaction() as transaction:
             await producer.send("hello", transaction=transaction)
-        assert (await consumer.receive(PATIENCE_S)).value == "hello"
+        assert (await consumer.receive(TIMEOUT_S)).value == "hello"
 
 
 async def test_client_certificate_reaches_the_connection(
@@ -409,7 +408,7 @@ async def test_layouts_and_coordinators_name_the_address_of_the_connection(
 
 
 async def next_event(client: RawClient) -> pb.BaseCommand:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return await client.events.get()
 
 

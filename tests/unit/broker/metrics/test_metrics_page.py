@@ -8,7 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.app.service import Broker
+from broker.metrics.exposition import topic_families
 from broker.metrics.page import MetricsPage
+from broker.topics.subscription import Subscription
 from magnetar.protocol.ids import EARLIEST, SegmentId
 from magnetar.protocol.names import parse_topic_name
 from tests.support.bounds import set_bound
@@ -90,6 +92,30 @@ async def test_the_page_is_made_in_parts(broker: Broker, monkeypatch: pytest.Mon
     count = sum(len(each) for each in samples(making.result()).values())
     assert count > TOPICS * 20
     assert turns > count / 20
+
+
+async def test_the_subscriptions_of_one_topic_are_gone_through_in_parts(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "METRICS_PART_SAMPLES", 20)
+    topic = await broker.topics.create(parse_topic_name("persistent://public/default/many"))
+    for number in range(40):
+        await topic.create_subscription(f"s-{number}", EARLIEST)
+    asked: set[str] = set()
+
+    def backlog(subscription: Subscription) -> int:
+        asked.add(subscription.name)
+        return 3
+
+    monkeypatch.setattr(Subscription, "backlog", property(backlog))
+    most = 0
+    families = topic_families(broker)
+    for _ in families.collect([topic], [], {}):
+        most = max(most, len(asked))
+        asked.clear()
+    assert 0 < most <= 4
+    lines = "".join(families.text()).splitlines()
+    assert next(each for each in lines if each.startswith("pulsar_msg_backlog{")).endswith(" 120.0")
 
 
 async def test_topics_and_subscriptions_have_their_labels(broker: Broker) -> None:

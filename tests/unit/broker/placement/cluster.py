@@ -28,8 +28,6 @@ from tests.support.raw_client import RawClient
 from tests.support.waiting import until
 from tests.unit.storage.managed_ledger.fakes import FakeLedgerStore
 
-PATIENCE_S = 10.0
-
 
 class ViewedWatch:
     """A watch of a process: silent while its view is shut, and while the view's watches are held.

@@ -1,7 +1,7 @@
 """The leader: who it is, and what it moves."""
 
 from broker.placement.balance_election import LEADER
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.placement.cluster import Cluster, Node
 
 TOPICS = [f"persistent://public/default/t{number}" for number in range(18)]
@@ -55,11 +55,21 @@ async def test_when_the_leader_goes_another_one_leads(cluster: Cluster) -> None:
     leader = second if second.placement.is_leader else third
     both = (second, third)
     await until(lambda: all(each.placement.leader == leader.placement.me for each in both))
+    before = await cluster.metadata.get(LEADER)
+    assert before is not None
     await leader.view.expire()
-    await until(lambda: second.placement.is_leader or third.placement.is_leader)
+
+    async def leads_anew() -> bool:
+        record = await cluster.metadata.get(LEADER)
+        return record is not None and record.version != before.version
+
+    # The one that led believes so until it hears of its session's end.
+    await until_awaited(leads_anew)
     record = await cluster.metadata.get(LEADER)
     assert record is not None
     assert record.ephemeral
+    await until(lambda: second.placement.leader == third.placement.leader is not None)
+    await until(lambda: second.placement.is_leader != third.placement.is_leader)
 
 
 async def test_topic_that_its_owner_does_not_release_stays(cluster: Cluster) -> None:

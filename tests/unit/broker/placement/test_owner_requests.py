@@ -231,7 +231,10 @@ def test_malformed_fields_are_refused() -> None:
 
 
 def test_channels_are_opened_in_one_module_and_accepted_in_one() -> None:
-    """Nothing else in a broker asks another one over HTTP: credentials have one place each."""
+    """Nothing else in a broker asks another one over HTTP: credentials have one place each.
+
+    Another cluster has credentials of its own.
+    """
 
     def modules_with(*names: str) -> set[str]:
         return {
@@ -241,5 +244,8 @@ def test_channels_are_opened_in_one_module_and_accepted_in_one() -> None:
             if isinstance(node, ast.Attribute) and node.attr in names
         }
 
-    assert modules_with("ClientSession", "ws_connect") == {"broker/placement/channel_client.py"}
+    assert modules_with("ClientSession", "ws_connect") == {
+        "broker/placement/channel_client.py",
+        "broker/replication/remote_cluster.py",
+    }
     assert modules_with("WebSocketResponse") == {"broker/placement/channel_server.py"}

@@ -88,6 +88,32 @@ async def test_partitions_spread_and_are_looked_at_and_deleted_together(cluster:
     await until(lambda: not any(node.placement.owned for node in nodes))
 
 
+async def test_any_broker_truncates_and_describes_partitions_of_others(cluster: Cluster) -> None:
+    nodes = [await cluster.add() for _ in range(2)]
+    topic = f"{NAMESPACE}/p"
+    assert await cluster.rest(nodes[0], "PUT", f"{topic}/partitions", 2) is None
+    for index, node in enumerate(nodes):
+        producer = await served(node, f"p-partition-{index}")
+        path = f"{topic}-partition-{index}/subscription/s"
+        assert await cluster.rest(nodes[1 - index], "PUT", path, "earliest") is None
+        await producer.send(b"x")
+    counted = await cluster.rest(
+        nodes[0], "POST", f"{topic}-partition-1/subscription/s/analyzeBacklog"
+    )
+    assert isinstance(counted, dict)
+    assert (counted["entries"], counted["aborted"]) == (1, False)
+    properties = f"{topic}/subscription/s/properties"
+    assert await cluster.rest(nodes[0], "PUT", properties, {"team": "a"}) is None
+    for index, node in enumerate(nodes):
+        own = f"{topic}-partition-{index}/subscription/s/properties"
+        assert await cluster.rest(nodes[1 - index], "GET", own) == {"team": "a"}
+        assert await cluster.rest(node, "GET", properties) == {"team": "a"}
+    assert await cluster.rest(nodes[1], "DELETE", f"{topic}/truncate") is None
+    found = await cluster.rest(nodes[0], "GET", f"{topic}/partitioned-stats")
+    assert isinstance(found, dict)
+    assert (found["subscriptions"]["s"]["msgBacklog"], found["storageSize"]) == (0, 0)
+
+
 async def test_a_namespace_goes_with_the_topics_of_every_broker(cluster: Cluster) -> None:
     nodes = [await cluster.add() for _ in range(2)]
     space = "/admin/v2/namespaces/public/n"
@@ -261,3 +287,26 @@ async def test_the_segments_of_a_topic_are_offloaded_wherever_they_are(
             (ledger,) = told["segments"][str(n)]["ledgers"]
             assert ledger["bookkeeperDeleted"]
     assert await cluster.rest(first, "PUT", f"{topic}/offload?url=file:///x") == 412
+
+
+async def test_statistics_of_partitions_that_nobody_owns_are_read_from_the_stores(
+    cluster: Cluster,
+) -> None:
+    nodes = [await cluster.add() for _ in range(2)]
+    topic = f"{NAMESPACE}/p"
+    assert await cluster.rest(nodes[0], "PUT", f"{topic}/partitions", 3) is None
+    for index, node in enumerate(nodes):
+        producer = await served(node, f"p-partition-{index}")
+        path = f"{topic}-partition-{index}/subscription/s"
+        assert await cluster.rest(node, "PUT", path, "earliest") is None
+        await producer.send(b"x")
+        await producer.close()
+    assert await cluster.rest(nodes[0], "PUT", f"{topic}-partition-0/unload") is None
+    await until(lambda: all(len(node.placement.owners()) == 1 for node in nodes))
+    for node in nodes:
+        found = await cluster.rest(node, "GET", f"{topic}/partitioned-stats")
+        assert isinstance(found, dict)
+        assert found["subscriptions"]["s"]["msgBacklog"] == 2
+        owners = [one.get("ownerBroker") for one in found["partitions"].values()]
+        assert owners == [None, nodes[1].id, None]
+    assert all(len(node.placement.owners()) == 1 for node in nodes)

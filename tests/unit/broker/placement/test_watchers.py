@@ -10,7 +10,7 @@ from broker.placement.members import member_key
 from broker.placement.placement import PlacementNotReady
 from magnetar.protocol.names import NamespaceName, TopicName, parse_topic_name
 from storage.managed_ledger.records import ledger_key
-from tests.support.waiting import until
+from tests.support.waiting import TIMEOUT_S, until
 from tests.unit.broker.placement.cluster import Cluster, Node
 from tests.unit.broker.placement.test_coordinators import shared_by
 
@@ -126,7 +126,7 @@ async def test_a_session_is_opened_again_though_that_failed_in_an_unforeseen_way
     monkeypatch.setattr(first.view, "open_session", fails_once)
     before = first.placement.session
     await first.view.expire()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert await first.placement.live_session() is not before
     assert not failures
     await cluster.all_know(first)
@@ -139,7 +139,7 @@ async def test_superseded_broker_has_no_session_and_refuses_requests(cluster: Cl
     later = record.value.replace(first.placement._incarnation.encode(), b"later")
     await first.view.expire()
     await cluster.metadata.put(member_key(first.id), later)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(PlacementNotReady, match="another process has its id"):
             await _session_never_again(first)
     with pytest.raises(PlacementNotReady, match="another process has its id"):
@@ -160,7 +160,7 @@ async def test_superseded_broker_still_stops(cluster: Cluster) -> None:
     await cluster.metadata.put(member_key(first.id), later)
     await until(lambda: first.placement.draining)
     waiting = asyncio.ensure_future(first.placement.live_session())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         await first.broker.drain()
         await first.stop()
         with pytest.raises(PlacementNotReady, match="another process has its id"):

@@ -105,9 +105,15 @@ class RefusesUnread(PendingAcks):
     """A8 broken: a hold refuses others, and the header of its transaction is not read before."""
 
     async def _hold_after_reading_headers(
-        self, wanted: WantedAck, before: asyncio.Task[None] | None
+        self,
+        wanted: WantedAck,
+        before: asyncio.Task[None] | None,
+        all_held: asyncio.Future[None] | None = None,
     ) -> None:
-        await self._hold(wanted.txn, self._reserve(wanted), self._begin_writing(wanted.txn))
+        taken, written = await self._reserve_in_slices(wanted)
+        if all_held is not None:
+            all_held.set_result(None)
+        await self._hold(wanted.txn, taken, written)
 
 
 class SeeksUnread(PendingAcks):

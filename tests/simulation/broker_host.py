@@ -15,7 +15,7 @@ from magnetar.protocol.ids import LedgerId
 from storage.clock import Clock
 from storage.ledger.local.limits import LedgerLimits
 from storage.ledger.local.local_store import LocalLedgerStore
-from storage.ledger.store import LedgerError, ReadableLedger, WritableLedger
+from storage.ledger.store import Copies, LedgerError, ReadableLedger, WritableLedger
 from storage.metadata.store import MetadataStore
 from tests.simulation.disk import TimedDisk
 from tests.simulation.loop import Host
@@ -98,9 +98,11 @@ class MovableLedgerStore(LocalLedgerStore):
         if self._timed.fenced:
             raise LedgerError("The disk is with another host: start again there.")
 
-    async def create(self, *, custom: Mapping[str, bytes]) -> WritableLedger:
+    async def create(
+        self, *, custom: Mapping[str, bytes], copies: Copies | None = None
+    ) -> WritableLedger:
         self._require_disk()
-        return await super().create(custom=custom)
+        return await super().create(custom=custom, copies=copies)
 
     async def open(self, ledger_id: LedgerId) -> ReadableLedger:
         self._require_disk()

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.ack_set import from_words, is_pending, pending_all, to_words
 from magnetar.protocol.frames import Frame
 from magnetar.protocol.incarnation import INCARNATION
-from magnetar.protocol.message import iter_batch, parse_metadata, payload_of
+from magnetar.protocol.message import parse_metadata, payload_of
 from tests.simulation.history import Delivered, History, Transaction, Txn
 from tests.simulation.network import SimulatedTransport
+from tests.support.batch_acks import messages_in
 from tests.support.raw_client import Delivery, RawClient, RawConsumer
 from tests.support.raw_handles import BrokerError
 
@@ -316,37 +316,8 @@ class SimulatedClient(RawClient):
 def names_in(
     payload: bytes, metadata: pb.MessageMetadata, ack_set: Sequence[int]
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Messages of an entry, with their places if it is a batch; acknowledged ones left out."""
-    if not metadata.HasField("num_messages_in_batch"):
-        return [(name_of(payload), ())]
-    count = metadata.num_messages_in_batch
-    pending = from_words(ack_set, count) if ack_set else pending_all(count)
-    return [
-        (name_of(bytes(body)), (index,))
-        for index, (_, body) in enumerate(iter_batch(payload, count))
-        if is_pending(pending, index)
-    ]
-
-
-def permits_of(delivery: Delivery) -> int:
-    """What it took of the permits: one for each message of a batch, acknowledged or not."""
-    return max(1, delivery.metadata.num_messages_in_batch)
-
-
-def partial_id(
-    delivery: Delivery, indexes: Sequence[int], *, cumulative: bool = False
-) -> pb.MessageIdData:
-    """Names those messages of a batch (or all up to the last of them); none: the whole entry."""
-    found = pb.MessageIdData()
-    found.CopyFrom(delivery.message_id)
-    count = delivery.metadata.num_messages_in_batch
-    left = pending_all(count) if indexes else 0
-    for index in range(indexes[-1] + 1) if cumulative and indexes else indexes:
-        left &= ~(1 << index)
-    if left:
-        found.ack_set.extend(to_words(left))
-        found.batch_size = count
-    return found
+    """Names of the messages of an entry, as `messages_in`."""
+    return [(name_of(body), place) for body, place in messages_in(payload, metadata, ack_set)]
 
 
 def payload_for(name: str, size: int) -> bytes:

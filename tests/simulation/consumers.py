@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import to_wire
 from tests.simulation.actors import COMMITTER, QUEUE, SEEKER, STREAM, Actor, Layout
-from tests.simulation.client import GONE, JAVA_V4, Kind, SimulatedClient, partial_id, permits_of
+from tests.simulation.client import GONE, JAVA_V4, Kind, SimulatedClient
 from tests.simulation.history import Delivered, Place, Transaction, Txn
 from tests.simulation.loop import Host
+from tests.support.batch_acks import partial_id, permits_of
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer, Session
 
 if TYPE_CHECKING:

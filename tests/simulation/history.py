@@ -166,6 +166,8 @@ class History:
         """Who was told that which batch is committed, and when."""
         self.owners: dict[str, list[tuple[float, str]]] = {}
         """Of each segment: when which broker took its epoch, or proved that it has it."""
+        self.partitions: dict[str, list[str]] = {}
+        """Of each scalable topic that begins as a partitioned one."""
         self.unstamped: set[str] = set()
         """Segments to which batches without entry hashes were sent."""
         self.attachments = 0

@@ -169,6 +169,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if host.ready:
                 self._runnable.append(host)
 
+    def timers_of(self, host: Host) -> int:
+        """The number of timers of a host that are set."""
+        return sum(
+            each._context.get(HOST) is host and not each._cancelled  # type: ignore[attr-defined]
+            for _, _, each in self._timers
+        )
+
     # What asyncio asks of a loop
 
     def time(self) -> float:

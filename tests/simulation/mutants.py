@@ -20,11 +20,14 @@ from broker.scalable.segments import Segments
 from broker.topics import publishing
 from broker.topics.carried_ids import CarriedId
 from broker.topics.deduplication import Deduplication, ProducerSequence
+from broker.topics.dispatch.earlier_messages import EarlierMessages
 from broker.topics.dispatch.entry_bucket_dispatcher import EntryBucketDispatcher
 from broker.topics.dispatch.entry_buckets import EntryBuckets
 from broker.topics.dispatch.holds import Holds
 from broker.topics.dispatch.key_order import KeyOrder
+from broker.topics.dispatch.outdated_messages import OutdatedMessages
 from broker.topics.dispatch.redelivery import ReplayQueue
+from broker.topics.dispatch.single_active import SingleActiveDispatcher
 from broker.topics.sequence_store import SequenceStore
 from broker.topics.subscription import Subscription
 from broker.topics.topic import Topic
@@ -145,7 +148,7 @@ _EVERYBODY_WINS: Parts = {
 
 MUTANTS = (
     Mutant("W1", with_core(writes.AppendBesideClaim), "crash_between_claim_and_append", "joins"),
-    Mutant("W2", with_core(writes.NoHeaderRead), "write_after_collection", "joins", 10),
+    Mutant("W2", with_core(writes.NoHeaderRead), "write_after_collection", "joins", 22),
     Mutant("W3", with_core(writes.JoinsByLoadedClaim), "stale_owner_refuses_a_join"),
     Mutant("W4", with_core(writes.AbortsAtOnce), "abort_with_appends_in_flight", "aborts", 3),
     Mutant(
@@ -164,7 +167,7 @@ MUTANTS = (
         with_buffer(writes.AbortedSetFirst),
         "stale_owner_cleans_up",
         "aborts-handed-over",
-        4,
+        26,
     ),
     Mutant("W9-missing", with_core(writes.HidesWithoutHeader), "claim_after_collection"),
     Mutant("W9-unknown", with_core(writes.HidesUnread), "stale_owner_finds_no_header"),
@@ -173,11 +176,11 @@ MUTANTS = (
         {(Transactions, "collector_class"): writes.CollectsUnlisted},
         "abort_is_not_recorded_for_long",
         "aborts-handed-over",
-        11,
+        21,
     ),
-    Mutant("W11", with_buffer(writes.LooksOnce), "stale_owner_claims_late", "left-behind", 10),
+    Mutant("W11", with_buffer(writes.LooksOnce), "stale_owner_claims_late", "left-behind", 13),
     Mutant("W12", with_core(writes.LeavesRefused), "write_after_collection"),
-    Mutant("W13", with_core(writes.OneFloor), "two_owners_claim", "resumed", 3),
+    Mutant("W13", with_core(writes.OneFloor), "two_owners_claim", "resumed", 4),
     Mutant(
         "W14",
         {(Subscription, "at_end"): writes.DRAINED_AT_MAX_READ_POSITION},
@@ -190,7 +193,7 @@ MUTANTS = (
         with_acks(acks.AnswersUnproven),
         "stale_owner_takes_an_ack",
         "acks-handed-over",
-        22,
+        24,
     ),
     Mutant("A1-record", with_acks(acks.AnswersEarly), "crash_before_the_ack_record", "cleaning", 4),
     Mutant(
@@ -198,18 +201,18 @@ MUTANTS = (
         with_acks(acks.DeletesBeforeDurable),
         "crash_while_a_commit_is_applied",
         "cleaning",
-        115,
+        52,
     ),
     Mutant(
         "A3",
         {(cursors, "CursorStore"): acks.Unfenced},
         "stale_owner_applies_a_commit",
         "commits-handed-over",
-        9,
+        12,
     ),
-    Mutant("A4", with_acks(acks.LoadsNothing), "pending_acks_after_reload", "restarts", 4),
+    Mutant("A4", with_acks(acks.LoadsNothing), "pending_acks_after_reload", "restarts", 5),
     Mutant("A5", with_acks(acks.AppliesVoid), "stale_owner_puts_a_void_ack"),
-    Mutant("A6", with_acks(acks.LooksOnce), "stale_owner_puts_an_ack_late", "left-behind", 10),
+    Mutant("A6", with_acks(acks.LooksOnce), "stale_owner_puts_an_ack_late", "left-behind", 35),
     Mutant("A7", with_acks(acks.SeeksAtOnce), "crash_after_a_seek"),
     Mutant(
         "A8-pass", {(Holds, "may_pass"): acks.passes_unread}, DELAYED_EVENTS, "delayed-end-events"
@@ -233,16 +236,16 @@ MUTANTS = (
     Mutant(
         "T3", {(Coordinators, "coordinator_class"): _RevivesMissing}, "end_twice", "restarts", 7
     ),
-    Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 3),
+    Mutant("K1-version", _with_keys(key_mutants.Overwrites), AT_ONCE, "keys", 4),
     Mutant("K2-abort", _with_keys(key_mutants.LeavesOpen), ZOMBIE, "keys", 3),
     Mutant("K3-name", _with_keys(key_mutants.NamesNothing), ZOMBIE, "keys"),
-    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 15),
-    Mutant("G1", _EVERYBODY_WINS, GROUP, "groups", 4),
+    Mutant("K3-version", _with_keys(key_mutants.NamesBlindly), AT_ONCE, "keys", 19),
+    Mutant("G1", _EVERYBODY_WINS, GROUP, "groups", 6),
     Mutant("G3", _with_keys(group_mutants.BeginsAgain), GROUP, "groups", 15),
-    Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 34),
+    Mutant("G4", _with_keys(group_mutants.AsksNoEpoch), GROUP, "groups", 36),
     Mutant("G6", _with_keys(group_mutants.KnowsNoBatch), GROUP, "groups", 2),
     Mutant(
-        "C1", {(SequenceStore, "wait_inherited"): ids.waits_for_nothing}, PROGRAMS, "sequences", 2
+        "C1", {(SequenceStore, "wait_inherited"): ids.waits_for_nothing}, PROGRAMS, "sequences", 5
     ),
     Mutant("C2", {(SequenceStore, "inherit"): ids.inherits_in_memory}, PROGRAMS),
     Mutant("C4-ends", {(Deduplication, "final"): ids.passes_nothing_on}, PROGRAMS, "sequences"),
@@ -299,15 +302,30 @@ MUTANTS = (
         "v4",
         2,
     ),
-    Mutant("L4", {(coordinator, "decide_end"): v4.ends_once}, "v4_end_is_carried_out", "v4"),
+    Mutant("L4", {(coordinator, "decide_end"): v4.ends_once}, "v4_end_is_carried_out", "v4", 2),
     Mutant(
         "L5", {(HeldMessages, "require_individual"): v4.sees_no_conflict}, "v4_conflict", "v4", 22
     ),
-    Mutant("L6", with_core(writes.NoHeaderRead), "v4_late_requests", "v4", 2),
+    Mutant("L6", with_core(writes.NoHeaderRead), "v4_late_requests", "v4", 4),
     Mutant(
         "L7",
         {(Transactions, "require_served_to_v4"): v4.serves_every_coordinator},
         "v4_coordinator_has_no_leader",
+    ),
+    Mutant(
+        "L8",
+        {(OutdatedMessages, "require_unused"): v4.refuses_nothing_outdated},
+        "v4_another_consumer_was_active",
+    ),
+    Mutant(
+        "L8-now",
+        {(SingleActiveDispatcher, "_require_not_passed_on"): v4.takes_what_another_has},
+        "v4_another_consumer_was_active",
+    ),
+    Mutant(
+        "L9",
+        {(EarlierMessages, "require_unused"): v4.refuses_nobody_that_comes_back},
+        "v4_a_consumer_comes_back",
     ),
     Mutant(
         "S1",
@@ -323,6 +341,11 @@ MUTANTS = (
         "S2-merge",
         {(_Rules, "_cooling_down"): scaling.merges_at_once},
         "merges_are_a_cooldown_apart",
+    ),
+    Mutant(
+        "S2-rebucket",
+        {(_Rules, "_cooling_down"): scaling.rebuckets_at_once},
+        "rebuckets_are_a_cooldown_apart",
     ),
     Mutant(
         "S3", {(KeySample, "helpful_parts"): scaling.takes_any_split_for_helpful}, "one_hot_key"

@@ -32,7 +32,8 @@ def splits_at_once(
     self: _Rules, rule: Rule, cause: Cause, last_ms: int | None, cooldown_s: int
 ) -> Refusal | None:
     """S2 broken: there is no pause between two splits."""
-    return _cooling_down(self, rule, cause, last_ms, cooldown_s * (rule is Rule.MERGE))
+    kept = rule in (Rule.MERGE, Rule.REBUCKET)
+    return _cooling_down(self, rule, cause, last_ms, cooldown_s * kept)
 
 
 def merges_at_once(
@@ -40,6 +41,13 @@ def merges_at_once(
 ) -> Refusal | None:
     """S2 broken: there is no pause between two merges."""
     return _cooling_down(self, rule, cause, last_ms, cooldown_s * (rule is not Rule.MERGE))
+
+
+def rebuckets_at_once(
+    self: _Rules, rule: Rule, cause: Cause, last_ms: int | None, cooldown_s: int
+) -> Refusal | None:
+    """S2 broken: there is no pause between two rebuckets."""
+    return _cooling_down(self, rule, cause, last_ms, cooldown_s * (rule is not Rule.REBUCKET))
 
 
 def takes_any_split_for_helpful(

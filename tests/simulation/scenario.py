@@ -24,7 +24,7 @@ of it.  `python -m tests.simulation.scenario FILE --rewrite` writes what really 
                                 buckets; "receipt", or the error; `bare`: only the SEND names the
                                 transaction, not the message
     batch C NAME:BUCKET ...     one batch of messages of several entry buckets, without their hashes
-    consume C q|s               attach to all segments, where that is possible
+    consume C q|s [failover=1]  attach to all segments, where that is possible
     follow C                    as an ordered consumer of `s` attach to the segments that it is
                                 given now: their numbers
     share C                     follow what it is given, as a client that can share: the numbers of
@@ -70,7 +70,7 @@ from typing import Any, TypeVar
 
 from broker.scalable.history import ChangeKind
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.ids import EARLIEST, to_wire
+from magnetar.protocol.ids import to_wire
 from magnetar.protocol.managed_clients import MANAGED_PROPERTY
 from magnetar.protocol.names import TopicDomain, parse_topic_name
 from magnetar.protocol.server_error import MagnetarError
@@ -229,12 +229,7 @@ class Story(World):
 
     async def _ordinary(self, partitions: str = "0") -> str:  # type: ignore[override]
         name = parse_topic_name(self.topic).in_domain(TopicDomain.PERSISTENT)
-        topics, host = self.running.broker.topics, self.running.host
-        await self.loop.spawn(host, topics.partitioned.create(name, int(partitions)))
-        for index in range(int(partitions)):
-            made = await self.loop.spawn(host, topics.get(name.partition(index), create=True))
-            for subscription in (QUEUE, STREAM):
-                await self.loop.spawn(host, made.create_subscription(subscription, EARLIEST))
+        await self._partitioned(name, int(partitions))
         return ""
 
     async def _migrate(self, force: str = "") -> str:  # type: ignore[override]
@@ -308,6 +303,7 @@ class Story(World):
             work = SimulatedClient.of(self.history, name, self.port, PATIENCE_S, version)
             self._given.pop(name, None)
             self.consumers.pop(name, None)
+            self.received = {key: of for key, of in self.received.items() if key[0] != name}
             before = self.clients.get(name)
             self.clients[name] = await self.loop.spawn(sender.host, work)
             if before is not None:
@@ -423,8 +419,8 @@ class Story(World):
         await self._on(client, producer.close())
         return ""
 
-    async def _consume(self, client: str, subscription: str) -> str:
-        kind = pb.CommandSubscribe.Exclusive
+    async def _consume(self, client: str, subscription: str, failover: str = "") -> str:
+        kind = pb.CommandSubscribe.Failover if failover else pb.CommandSubscribe.Exclusive
         if subscription == QUEUE:
             kind = pb.CommandSubscribe.Shared
         raw = self.clients[client]

@@ -3,9 +3,7 @@
 The rules are in `docs/decisions/carried-sequence-ids.md`.
 """
 
-from collections.abc import Iterable
-
-from broker.topics.carried_ids import CarriedId, FinalIds
+from broker.topics.carried_ids import CarriedId, FinalIds, FinalSequences
 from broker.topics.deduplication import Deduplication, ProducerSequence
 from broker.topics.sequence_store import AWAITED_PROPERTY, SequenceStore
 from magnetar.protocol.names import SegmentName
@@ -16,13 +14,13 @@ async def waits_for_nothing(self: SequenceStore) -> None:
 
 
 async def inherits_in_memory(
-    self: SequenceStore, segment: SegmentName, finals: Iterable[FinalIds]
+    self: SequenceStore, segment: SegmentName, finals: FinalSequences
 ) -> None:
     """C2 broken: nothing is awaited any more, and the ids are in no snapshot yet."""
     if self._ledger is None or not self._awaited:
         return
     await self._ledger.set_properties({AWAITED_PROPERTY: "[]"})
-    self.sequences.inherit(segment, finals, self._clock.now_ms())
+    self.sequences.inherit(segment, finals.producers, self._clock.now_ms())
     self._awaited = []
     self._inherited.set()
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from magnetar.protocol import pulsar_pb2 as pb
 from tests.simulation.actors import QUEUE, Sender
-from tests.simulation.client import GONE, SimulatedClient, partial_id, permits_of
+from tests.simulation.client import GONE, SimulatedClient
 from tests.simulation.history import Transaction, Txn
 from tests.simulation.loop import Host
+from tests.support.batch_acks import partial_id, permits_of
 from tests.support.raw_client import BrokerError, Delivery, RawConsumer
 
 if TYPE_CHECKING:

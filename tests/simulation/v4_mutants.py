@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 
+from broker.topics.consumer import Consumer
+from broker.topics.dispatch.earlier_messages import EarlierMessages
+from broker.topics.dispatch.outdated_messages import OutdatedMessages
+from broker.topics.dispatch.single_active import SingleActiveDispatcher
 from broker.transactions.service import Transactions
+from magnetar.protocol.ids import Position
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.received import Send
 from magnetar.protocol.txn_id import CoordinatorId, TxnId
@@ -37,3 +42,19 @@ def sees_no_conflict(self: object, acks: Sequence[AckedPosition]) -> None:
 
 def serves_every_coordinator(self: Transactions, coordinator: CoordinatorId) -> None:
     """L7 broken: a broker says that it serves a coordinator that another one leads."""
+
+
+def refuses_nothing_outdated(
+    self: OutdatedMessages, consumer: Consumer, position: Position
+) -> None:
+    """L8 broken: what another active consumer acknowledged is acknowledged once more."""
+
+
+def takes_what_another_has(self: SingleActiveDispatcher, consumer: Consumer) -> None:
+    """L8 broken: a consumer acknowledges what the active one was sent after it."""
+
+
+def refuses_nobody_that_comes_back(
+    self: EarlierMessages, consumer: Consumer, *, sent: bool
+) -> None:
+    """L9 broken: a consumer that connected anew acknowledges what another one has used."""

@@ -333,18 +333,21 @@ class World:
 
     async def _ordinary(self, name: TopicName) -> None:
         """A topic that is migrated later."""
-        topics, count = self.running.broker.topics, self.rng.choice((0, 0, 2, 3))
+        count = self.rng.choice((0, 0, 2, 3))
         if count == 0:
             await self._plain(str(name), [QUEUE, STREAM])
-            return
-        await self.loop.spawn(self.running.host, topics.partitioned.create(name, count))
-        for index in range(count):
-            made = await self.loop.spawn(
-                self.running.host, topics.get(name.partition(index), create=True)
-            )
+        else:
+            await self._partitioned(name, count)
+
+    async def _partitioned(self, name: TopicName, count: int) -> None:
+        topics, host = self.running.broker.topics, self.running.host
+        await self.loop.spawn(host, topics.partitioned.create(name, count))
+        partitions = [name.partition(index) for index in range(count)]
+        self.history.partitions[str(name.in_domain(TopicDomain.TOPIC))] = [*map(str, partitions)]
+        for partition in partitions:
+            made = await self.loop.spawn(host, topics.get(partition, create=True))
             for subscription in (QUEUE, STREAM):
-                work = made.create_subscription(subscription, EARLIEST)
-                await self.loop.spawn(self.running.host, work)
+                await self.loop.spawn(host, made.create_subscription(subscription, EARLIEST))
 
     async def _plain(self, topic: str, subscriptions: list[str]) -> None:
         host, topics = self.running.host, self.running.broker.topics

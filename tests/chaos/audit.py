@@ -6,7 +6,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import Position
 from tests.chaos.steady_producer import numbers_in, position_of
 from tests.support.broker_process import BrokerProcess
-from tests.support.raw_client import RawClient, RawConsumer
+from tests.support.raw_client import Delivery, RawClient, RawConsumer
 
 SUBSCRIPTION: Final = "audit"
 """Made before the first message, never acknowledged on: nothing is trimmed."""
@@ -30,16 +30,34 @@ async def read_everything(
     broker: BrokerProcess, topic: str, subscription: str = SUBSCRIPTION
 ) -> list[tuple[Position, list[tuple[int, int]]]]:
     """Every entry in order: its position, and (producer, number) of each message in it."""
+    return [
+        (position_of(each.message_id), numbers_in(each))
+        for each in await read_entries(broker, topic, subscription)
+    ]
+
+
+async def numbers_by_producer(broker: BrokerProcess, topic: str) -> dict[int, list[int]]:
+    """The numbers of the stored messages, in order, by producer."""
+    found: dict[int, list[int]] = {}
+    for entry in await read_entries(broker, topic):
+        for producer, number in numbers_in(entry):
+            found.setdefault(producer, []).append(number)
+    return found
+
+
+async def read_entries(
+    broker: BrokerProcess, topic: str, subscription: str = SUBSCRIPTION
+) -> list[Delivery]:
+    """Every entry in order."""
     client = await broker.connect()
     consumer = await subscribe(client, topic, subscription)
     last = position_of((await consumer.last_message_id()).last_message_id)
-    found: list[tuple[Position, list[tuple[int, int]]]] = []
+    found: list[Delivery] = []
     taken = 0
-    while last.entry_id >= 0 and (not found or found[-1][0] < last):
+    while last.entry_id >= 0 and (not found or position_of(found[-1].message_id) < last):
         delivery = await consumer.receive()
-        numbers = numbers_in(delivery)
-        found.append((position_of(delivery.message_id), numbers))
-        taken += len(numbers)
+        found.append(delivery)
+        taken += max(delivery.metadata.num_messages_in_batch, 1)
         if taken >= PERMITS // 2:
             consumer.flow(taken)
             taken = 0

@@ -7,6 +7,7 @@ from 0 without a gap, so that a reader can tell what is missing, doubled or out 
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from struct import Struct
 from typing import Final
@@ -16,7 +17,7 @@ from magnetar.protocol.ids import Position
 from magnetar.protocol.message import build_batch, iter_batch
 from tests.support.broker_process import BrokerProcess
 from tests.support.raw_client import BrokerError, Delivery, RawClient, RawProducer, Receipt
-from tests.support.waiting import until
+from tests.support.waiting import end, until
 
 CONTENT: Final = Struct(">IQ")
 FILLER: Final = bytes(300)
@@ -33,9 +34,25 @@ class Said(AssertionError):
 
 
 class SteadyProducer:
-    """One producer name on one topic.  With `batch` above 1 each SEND holds so many messages."""
+    """One producer name on one topic.  With `batch` above 1 each SEND holds so many messages.
 
-    def __init__(self, topic: str, number: int, *, name: str = "", batch: int = 1) -> None:
+    With `keys` each message has one of so many keys, in turn.  With `targets` each message is for
+    one of these lists of clusters, in turn; an empty one names all.  `window` is the number of
+    SENDs without a receipt; `pause_s` is how long it waits after a receipt.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        *,
+        name: str = "",
+        batch: int = 1,
+        keys: int = 0,
+        targets: Sequence[Sequence[str]] = ((),),
+        window: int = WINDOW,
+        pause_s: float = 0,
+    ) -> None:
         self.topic = topic
         self.number = number
         self.receipts: dict[int, Position] = {}
@@ -43,10 +60,15 @@ class SteadyProducer:
         self._name = name
         self._chosen_name = bool(name)
         self._batch = batch
+        self._keys = keys
+        self._targets = targets
+        self._window = window
+        self._pause_s = pause_s
         self._epoch = -1
         self._next = 0
         self._pending: deque[tuple[int, bytes]] = deque()
         self._room = asyncio.Event()
+        self._closed = False
         self._fault: BrokerError | None = None
 
     @property
@@ -58,9 +80,42 @@ class SteadyProducer:
         """The number under which the SEND that holds this message has its receipt."""
         return number - number % self._batch
 
+    def key_of(self, number: int) -> str | None:
+        """The key of a message, None without."""
+        return f"k{number % self._keys}" if self._keys else None
+
+    def is_for(self, number: int, cluster: str) -> bool:
+        """Whether a message is for another cluster."""
+        named = self._targets_of(number)
+        return not named or cluster in named
+
+    def _targets_of(self, number: int) -> Sequence[str]:
+        return self._targets[number % len(self._targets)]
+
     async def produce(self, client: RawClient, stop: asyncio.Event) -> None:
-        """Send on this connection until `stop`, and then until nothing lacks a receipt."""
+        """Send on this connection until `stop`, and then until nothing lacks a receipt.
+
+        A producer that the broker closes, as the topic is unloaded, is opened again.  Raises
+        `BrokerError` with ServiceNotReady for a topic that another broker has.
+        """
+        while not (stop.is_set() and self._epoch >= 0 and not self._pending):
+            producer = await self._open(client)
+            watching = asyncio.create_task(self._watch(producer))
+            try:
+                await self._produce(producer, client, stop)
+            finally:
+                await end(watching)
+
+    async def _watch(self, producer: RawProducer) -> None:
+        while (await producer.events.get()).type != pb.BaseCommand.CLOSE_PRODUCER:
+            pass
+        self._closed = True
+        self._room.set()
+
+    async def _open(self, client: RawClient) -> RawProducer:
         self._epoch += 1
+        self._closed = False
+        self._fault = None
         options = pb.CommandProducer(
             producer_id=self.number,
             epoch=self._epoch,
@@ -73,11 +128,18 @@ class SteadyProducer:
         self.resent += len(self._pending)
         for sequence, frame in self._pending:
             producer.send_frame(sequence, frame, partial(self._take, sequence))
-        while not (stop.is_set() and not self._pending):
-            while len(self._pending) < WINDOW and not stop.is_set():
+        return producer
+
+    async def _produce(self, producer: RawProducer, client: RawClient, stop: asyncio.Event) -> None:
+        while not (self._closed or (stop.is_set() and not self._pending)):
+            while len(self._pending) < self._window and not stop.is_set():
                 self._send(producer)
             self._room.clear()
             await client.wait(self._room.wait())
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
+            if self._fault is not None and self._fault.code == pb.ServiceNotReady:
+                raise self._fault
             if self._fault is not None:
                 raise Said(f"{self.topic}: {self._fault}")
 
@@ -85,24 +147,32 @@ class SteadyProducer:
         first, self._next = self._next, self._next + self._batch
         numbers = range(first, self._next)
         contents = [CONTENT.pack(self.number, number) + FILLER for number in numbers]
-        metadata = pb.MessageMetadata(publish_time=first + 1)
+        metadata = pb.MessageMetadata(
+            publish_time=first + 1,
+            partition_key=self.key_of(first),
+            replicate_to=self._targets_of(first),
+        )
         send = pb.CommandSend()
         payload = contents[0]
         if self._batch > 1:
             send.num_messages = metadata.num_messages_in_batch = self._batch
             send.highest_sequence_id = metadata.highest_sequence_id = numbers[-1]
             payload = build_batch(
-                (pb.SingleMessageMetadata(payload_size=0, sequence_id=number), content)
+                (self._single(number), content)
                 for number, content in zip(numbers, contents, strict=True)
             )
         _, frame = producer.frame(payload, metadata=metadata, send=send, sequence_id=first)
         self._pending.append((first, frame))
         producer.send_frame(first, frame, partial(self._take, first))
 
+    def _single(self, number: int) -> pb.SingleMessageMetadata:
+        key = self.key_of(number)
+        return pb.SingleMessageMetadata(payload_size=0, sequence_id=number, partition_key=key)
+
     def _take(self, first: int, receipt: Receipt) -> None:
         self._room.set()
         if isinstance(receipt, BrokerError):
-            self._fault = receipt
+            self._fault = self._fault or receipt
             return
         self._pending.popleft()
         self.receipts[first] = position_of(receipt.message_id)

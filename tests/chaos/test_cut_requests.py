@@ -15,7 +15,7 @@ from tests.support.effort import by_effort, draw_seed
 from tests.support.waiting import end
 
 Kind = pb.BaseCommand
-CUTS: Final = by_effort(quick=30, whole=60, nightly=600)
+CUTS: Final = by_effort(quick=30, whole=40, nightly=600)
 LONGEST_S: Final = 0.012
 """Longer than any of these requests takes when nothing else happens."""
 TOPIC: Final = "persistent://public/default/cut"

@@ -15,7 +15,7 @@ from tests.support.broker_process import BrokerProcess, running
 from tests.support.effort import by_effort, draw_seed
 from tests.support.waiting import end, until
 
-ROUNDS = by_effort(quick=6, whole=12, nightly=200)
+ROUNDS = by_effort(quick=6, whole=8, nightly=200)
 SEGMENTS = 4
 SETTINGS = {
     "ledger_max_entries": 400,

@@ -1,4 +1,4 @@
-"""Workers that consume, transform and produce in transactions, whatever happens to the broker.
+"""Workers that consume, transform and produce in transactions, whatever happens to the brokers.
 
 Rules:
 
@@ -6,6 +6,7 @@ Rules:
   place in it, how many there are, and the inputs that the transaction acknowledged: so what readers
   see says by itself whether a transaction is whole.
 - A worker commits only when everything that it did was answered; after anything else it aborts.
+- Now and then a worker leaves a transaction open, which then ends at its deadline.
 - What is told of an end is kept: a commit that was answered must be seen, an abort never.  An END
   without answer is asked for again on the next connection, until there is an answer.
 - A lost connection is replaced by a new one; no message is ever sent twice.
@@ -18,9 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from magnetar.protocol import pulsar_pb2 as pb
+from tests.support.batch_acks import messages_in, partial_id, permits_of
 from tests.support.broker_process import BrokerProcess
-from tests.support.child_process import HOST
-from tests.support.raw_client import BrokerError, RawClient, RawConsumer, RawProducer
+from tests.support.raw_client import BrokerError, Delivery, RawConsumer, RawProducer
+from tests.support.routed_client import RoutedClient
 
 Kind = pb.BaseCommand
 TxnBits = tuple[int, int]
@@ -31,6 +33,8 @@ INPUT_S: Final = 0.05
 COORDINATORS: Final = 16
 SHORT_TTL_MS: Final = 1500
 LONG_TTL_MS: Final = 3_600_000
+LEFT_OPEN: Final = 0.3
+"""Share of the transactions with a short timeout that are left open."""
 
 
 class Outcome(enum.Enum):
@@ -39,6 +43,14 @@ class Outcome(enum.Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
     UNKNOWN = "unknown"
+
+
+class Acks(enum.Enum):
+    """How a worker acknowledges its inputs: the type of its subscription goes with it."""
+
+    INDIVIDUAL = pb.CommandSubscribe.Shared
+    """Messages of a batch too, each by itself."""
+    CUMULATIVE = pb.CommandSubscribe.Failover
 
 
 class Lost(Exception):
@@ -71,18 +83,23 @@ class TransactingWorker:
         subscription: str,
         *,
         scalable: bool = True,
+        acks: Acks = Acks.INDIVIDUAL,
     ) -> None:
         self.number = number
         self._scalable = scalable
+        self._acks = acks
         self.outcomes: dict[str, Outcome] = {}
+        self.left_open = 0
         self._rng = rng
         self._outputs = outputs
         self._inputs = inputs
         self._subscription = subscription
-        self._client: RawClient | None = None
+        self._routes: RoutedClient | None = None
         self._producers: dict[str, RawProducer] = {}
         self._consumer: RawConsumer | None = None
-        self._asked = False
+        self._asked, self._owed = False, 1
+        self._in_part: list[Delivery] = []
+        """Batches of which the transaction acknowledges some messages."""
         self._unsettled: list[tuple[str, TxnBits, pb.TxnAction]] = []
 
     @property
@@ -90,33 +107,38 @@ class TransactingWorker:
         """Commits that were answered."""
         return sum(outcome is Outcome.COMMITTED for outcome in self.outcomes.values())
 
-    async def run(self, broker: BrokerProcess, stop: asyncio.Event) -> None:
+    async def run(self, brokers: Sequence[BrokerProcess], stop: asyncio.Event) -> None:
         """Transaction after transaction; returns when the last one is settled."""
         while not stop.is_set() or self._unsettled:
             try:
-                await self._work(broker, stop)
+                await self._work(brokers, stop)
             except (OSError, TimeoutError, BrokerError, Lost):
                 await self._drop()
                 await asyncio.sleep(PAUSE_S)
         await self._drop()
 
-    async def _work(self, broker: BrokerProcess, stop: asyncio.Event) -> None:
-        if self._client is None:
-            self._client = await RawClient.open(HOST, broker.port, timeout_s=ANSWER_S)
-        client = self._client
+    async def _work(self, brokers: Sequence[BrokerProcess], stop: asyncio.Event) -> None:
+        if self._routes is None:
+            self._routes = RoutedClient(brokers, ANSWER_S)
+        routes = self._routes
         while self._unsettled:
-            await self._settle(client)
+            await self._settle(routes)
         while not stop.is_set():
-            await self._transaction(client)
+            await self._transaction(routes)
 
     async def _drop(self) -> None:
-        client, self._client = self._client, None
+        routes, self._routes = self._routes, None
         self._producers.clear()
-        self._consumer, self._asked = None, False
-        if client is not None:
-            await client.close()
+        self._forget_consumer()
+        if routes is not None:
+            await routes.close()
 
-    async def _transaction(self, client: RawClient) -> None:
+    def _forget_consumer(self) -> None:
+        self._consumer = None
+        self._asked, self._owed = False, 1
+        self._in_part = []
+
+    async def _transaction(self, routes: RoutedClient) -> None:
         rng = self._rng
         short = rng.random() < 0.1
         new = pb.CommandNewTxn(
@@ -124,21 +146,32 @@ class TransactingWorker:
             txn_ttl_millis=SHORT_TTL_MS if short else LONG_TTL_MS,
             scalable=self._scalable,
         )
+        client = await routes.to_coordinator(new.tc_id)
         begun = (await client.request(Kind.NEW_TXN, new)).new_txn_response
         txn = (begun.txnid_most_bits, begun.txnid_least_bits)
         name = f"{self.number}.{len(self.outcomes)}"
         self.outcomes[name] = Outcome.UNKNOWN
         self._unsettled.append((name, txn, pb.ABORT))
-        if await self._fill(client, txn, name) and rng.random() < 0.75:
-            self._unsettled[-1] = (name, txn, pb.COMMIT)
-        if short and rng.random() < 0.5:
-            await asyncio.sleep(SHORT_TTL_MS / 1000 * rng.uniform(0.5, 1.5))
-        await self._settle(client)
+        whole = await self._fill(routes, txn, name)
+        if short and rng.random() < LEFT_OPEN:
+            # No commit is ever asked for, so it can only abort.
+            self.outcomes[name] = Outcome.ABORTED
+            self.left_open += 1
+            del self._unsettled[-1]
+        else:
+            if whole and rng.random() < 0.75:
+                self._unsettled[-1] = (name, txn, pb.COMMIT)
+            if short and rng.random() < 0.5:
+                await asyncio.sleep(SHORT_TTL_MS / 1000 * rng.uniform(0.5, 1.5))
+            await self._settle(routes)
+        await self._return_inputs(self.outcomes[name])
+        if not whole:
+            routes.forget()
 
-    async def _fill(self, client: RawClient, txn: TxnBits, name: str) -> bool:
+    async def _fill(self, routes: RoutedClient, txn: TxnBits, name: str) -> bool:
         """Whether all of it was taken.  A refusal of one part leaves the connection as it is."""
         rng = self._rng
-        inputs = await self._take_inputs(client, txn)
+        inputs = await self._take_inputs(routes, txn)
         count = rng.choice((1, 2, 2, 3, 5, 20))
         places = [rng.choice(self._outputs()) for _ in range(count)]
         if rng.randrange(2):
@@ -146,10 +179,11 @@ class TransactingWorker:
                 partitions=sorted(set(places)), scalable=self._scalable
             )
             add.txnid_most_bits, add.txnid_least_bits = txn
+            client = await routes.to_coordinator(txn[0])
             await client.request(Kind.ADD_PARTITION_TO_TXN, add)
         taken = await asyncio.gather(
             *(
-                self._send(client, txn, topic, payload(name, place, count, inputs))
+                self._send(routes, txn, topic, payload(name, place, count, inputs))
                 for place, topic in enumerate(places)
             ),
             return_exceptions=True,
@@ -159,47 +193,72 @@ class TransactingWorker:
             raise refused[0]
         return not refused
 
-    async def _take_inputs(self, client: RawClient, txn: TxnBits) -> list[str]:
+    async def _take_inputs(self, routes: RoutedClient, txn: TxnBits) -> list[str]:
         """Acknowledge some inputs in the transaction; what cannot be loses the connection."""
         found: list[str] = []
         ids: list[pb.MessageIdData] = []
         for _ in range(self._rng.choice((0, 1, 1, 2))):
-            consumer = await self._subscribed(client)
+            consumer = await self._subscribed(routes)
             if not self._asked:
-                consumer.flow(1)
+                consumer.flow(self._owed)
                 self._asked = True
             try:
                 delivery = await consumer.receive(INPUT_S)
             except TimeoutError:
                 break
-            self._asked = False
-            found.append(delivery.payload.decode())
-            ids.append(delivery.message_id)
+            self._asked, self._owed = False, permits_of(delivery)
+            names, named = self._choose(delivery)
+            found += names
+            ids.append(named)
         if ids and self._consumer is not None:
-            ack = pb.CommandAck(
-                consumer_id=self._consumer.consumer_id,
-                ack_type=pb.CommandAck.Individual,
-                message_id=ids,
-                txnid_most_bits=txn[0],
-                txnid_least_bits=txn[1],
-            )
-            await client.request(Kind.ACK, ack)
+            cumulative = self._acks is Acks.CUMULATIVE
+            ack = self._consumer.ack_command(ids[-1:] if cumulative else ids, cumulative, None)
+            ack.txnid_most_bits, ack.txnid_least_bits = txn
+            await self._consumer.client.request(Kind.ACK, ack)
         return found
 
-    async def _subscribed(self, client: RawClient) -> RawConsumer:
-        if self._consumer is not None and not self._consumer.events.empty():
-            raise Lost
+    def _choose(self, delivery: Delivery) -> tuple[list[str], pb.MessageIdData]:
+        """Choose the messages of a delivery to acknowledge: all, or some of its batch."""
+        every = messages_in(delivery.payload, delivery.metadata, delivery.command.ack_set)
+        chosen = every
+        if self._acks is Acks.INDIVIDUAL and len(every) > 1 and self._rng.random() < 0.7:
+            chosen = sorted(
+                self._rng.sample(every, self._rng.randrange(1, len(every))), key=lambda of: of[1]
+            )
+            self._in_part.append(delivery)
+        indexes = [index for _, place in chosen for index in place]
+        return [body.decode() for body, _ in chosen], partial_id(delivery, indexes)
+
+    async def _return_inputs(self, outcome: Outcome) -> None:
+        """Have the broker send what the ended transaction did not use."""
+        consumer, in_part = self._consumer, self._in_part
+        if consumer is None:
+            return
+        self._in_part = []
+        if in_part:
+            consumer.redeliver(*(each.message_id for each in in_part))
+        if self._acks is Acks.CUMULATIVE and outcome is not Outcome.COMMITTED:
+            self._forget_consumer()
+            await consumer.close()
+
+    async def _subscribed(self, routes: RoutedClient) -> RawConsumer:
+        while self._consumer is not None and not self._consumer.events.empty():
+            if self._consumer.events.get_nowait().type != Kind.ACTIVE_CONSUMER_CHANGE:
+                raise Lost
         if self._consumer is None:
             options = pb.CommandSubscribe(
-                sub_type=pb.CommandSubscribe.Shared,
+                sub_type=self._acks.value,
                 initial_position=pb.CommandSubscribe.Earliest,
+                consumer_name=f"worker-{self.number}",
             )
+            client = await routes.to_owner(self._inputs)
             self._consumer = await client.subscribe(self._inputs, self._subscription, options)
         return self._consumer
 
-    async def _send(self, client: RawClient, txn: TxnBits, topic: str, data: bytes) -> None:
+    async def _send(self, routes: RoutedClient, txn: TxnBits, topic: str, data: bytes) -> None:
         producer = self._producers.get(topic)
         if producer is None or not producer.events.empty():
+            client = await routes.to_owner(topic)
             producer = self._producers[topic] = await client.create_producer(topic)
         most, least = txn
         sending = asyncio.ensure_future(
@@ -219,7 +278,7 @@ class TransactingWorker:
             sending.cancel()
             closed.cancel()
 
-    async def _settle(self, client: RawClient) -> None:
+    async def _settle(self, routes: RoutedClient) -> None:
         """END of the oldest that is not settled, until it is answered."""
         name, (most, least), action = self._unsettled[0]
         command = pb.CommandEndTxn(
@@ -229,6 +288,7 @@ class TransactingWorker:
             scalable=self._scalable,
         )
         committing = action == pb.COMMIT
+        client = await routes.to_coordinator(most)
         try:
             await client.request(Kind.END_TXN, command)
             self.outcomes[name] = Outcome.COMMITTED if committing else Outcome.ABORTED

@@ -13,7 +13,7 @@ from magnetar.consume.stream_consumer import StreamConsumer
 from magnetar.opening import Opening
 from magnetar.schema.plain import STRING
 
-WAIT_S: Final = 10
+WAIT_S: Final = 30
 KEYS: Final = tuple(f"k{number}" for number in range(20))
 
 

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.timeout(60, func_only=True),
     pytest.mark.magnetar_only("the settings are Magnetar's; test_security.py has what both do"),
 ]
-WAIT_S: Final = 10
+WAIT_S: Final = 30
 WITHDRAWN_S: Final = 4
 """Within it everything that a withdrawn grant allowed must have ended."""
 WRONG: Final = "wrong p4ssword"

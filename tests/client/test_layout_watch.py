@@ -10,7 +10,7 @@ from magnetar.layout import Layout
 from magnetar.layout_watch import LayoutWatch
 from tests.client.conftest import MakeTopic
 
-WAIT_S = 10
+WAIT_S = 30
 
 
 class Followed:

@@ -25,7 +25,7 @@ from magnetar.schema.plain import STRING
 from tests.client.conftest import NAMESPACE, MakeTopic, Topic
 from tests.support.waiting import until
 
-WAIT_S = 10
+WAIT_S = 30
 SILENCE_S = 0.2
 
 

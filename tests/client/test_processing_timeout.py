@@ -15,7 +15,7 @@ from magnetar.errors import ConnectionLost, InvalidArgument
 from tests.client.conftest import NAMESPACE, MakeTopic
 from tests.support.waiting import until
 
-WAIT_S = 10
+WAIT_S = 30
 TIMEOUT_S = 0.3
 LONG_S = 60.0
 """A timeout that no test waits for."""

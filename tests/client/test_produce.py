@@ -30,7 +30,7 @@ from tests.client.conftest import MakeTopic, Service, rest
 from tests.conftest import Report
 from tests.support.broker_process import running
 
-WAIT_S = 10
+WAIT_S = 30
 
 
 @asynccontextmanager

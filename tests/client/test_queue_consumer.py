@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlparse
 
 import pytest
@@ -18,6 +19,7 @@ from magnetar.compression import CompressionType
 from magnetar.errors import (
     AlreadyClosed,
     ConnectionLost,
+    InvalidArgument,
     NotAllowed,
     TransactionConflict,
     TransactionFailed,
@@ -29,7 +31,7 @@ from tests.support.broker_process import BrokerProcess, running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
 
-WAIT_S = 10
+WAIT_S = 30
 QUIET_S = 0.2
 """After that nothing more is expected; what should not come would come at once."""
 SOON = NackDelay(min_ms=20, max_ms=100)
@@ -509,6 +511,8 @@ async def test_unsubscribe_ends_the_subscription_everywhere(
     await send(client, made.name, numbers(10))
     await made.split(0)
     await take(consumer, 10)
+    with pytest.raises(InvalidArgument, match="force is 'no'; give it True or False"):
+        await consumer.unsubscribe(force=cast("bool", "no"))
     await consumer.unsubscribe()
     async with client.queue_consumer(made.name, "s", schema=str) as again:
         assert await rest_of(again) == []

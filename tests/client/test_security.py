@@ -33,7 +33,7 @@ from tests.java.peer_security import ADMIN, PeerSecurity
 from tests.support.child_process import HOST, free_port
 
 pytestmark = pytest.mark.timeout(60, func_only=True)  # the broker's start has a limit of its own
-WAIT_S = 10
+WAIT_S = 30
 OTHER_NAME = "127.1"
 """Resolves to the broker's address, and is not in its certificate."""
 EXPIRES_S = 2

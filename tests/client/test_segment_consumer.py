@@ -16,7 +16,7 @@ from magnetar.errors import AlreadyClosed, ConnectionLost, OperationTimedOut
 from magnetar.message_id import EARLIEST_ENTRY, EntryId
 from tests.client.conftest import MakeTopic, Topic
 
-WAIT_S = 10
+WAIT_S = 30
 QUIET_S = 0.2
 
 

@@ -30,7 +30,7 @@ from tests.support.waiting import end, until
 SEED = 12
 KEYS = 24
 WORKERS = 3
-INPUTS = by_effort(quick=700, whole=1500, nightly=1500)
+INPUTS = by_effort(quick=700, whole=1000, nightly=1500)
 INPUTS_PER_S = 60
 BATCH = 20
 TRANSACTION_S = 1.0

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,6 +15,7 @@ import magnetar
 import magnetar.sync
 from magnetar.errors import (
     AlreadyClosed,
+    InvalidArgument,
     InvalidTransactionStatus,
     TransactionConflict,
     TransactionKeyFenced,
@@ -279,6 +281,8 @@ async def test_a_transaction_is_begun_used_and_ended_by_three(
             with pytest.raises(AlreadyClosed):
                 await producer.send(b"late", transaction=attached)
             await first.close() if commit else None
+            with pytest.raises(InvalidArgument, match="commit is 'no'; give it True or False"):
+                await third.end_transaction(txn, commit=cast("bool", "no"))
             for _ in range(2):
                 await third.end_transaction(txn, commit=commit)
             with pytest.raises(InvalidTransactionStatus):

@@ -22,7 +22,7 @@ def program() -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["pulsar", "http"])
 def test_the_go_client_does_what_its_users_do_first(
-    broker: BrokerUnderTest | RunningPeer, program: Path, kind: str
+    broker: BrokerUnderTest | RunningPeer, program: Path, kind: str, on_peer: bool
 ) -> None:
     url = broker.url if kind == "pulsar" else broker.admin_url
     namespace = f"public/go-{uuid.uuid4().hex[:8]}"
@@ -30,4 +30,7 @@ def test_the_go_client_does_what_its_users_do_first(
     *steps, last = done.stdout.splitlines() or [""]
     assert (done.returncode, last) == (0, "done"), done.stdout + done.stderr[-4000:]
     assert steps
-    assert [step for step in steps if not step.startswith("ok ")] == []
+    # docs/differences.md, two transactions in one SEND: the peer delivers what was aborted
+    failing = [step for step in steps if not step.startswith("ok ")]
+    expected = ["failed transactions: the message of the commit: found 0, not 1"] if on_peer else []
+    assert failing == expected

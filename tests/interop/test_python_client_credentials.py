@@ -22,7 +22,7 @@ from tests.support.oauth2_issuer import key_file
 from tests.support.roles import token_of
 from tests.support.security import PASSWORD, ROOT_ROLE
 
-PATIENCE_MS: Final = 10_000
+PATIENCE_MS: Final = 30_000
 COUNT: Final = 10
 LIFE_S: Final = 2
 """Of tokens that expire in mid-stream; the broker checks every second."""

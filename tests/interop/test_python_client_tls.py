@@ -10,7 +10,7 @@ import pytest
 from tests.support.authority import HOST, Authority
 from tests.support.secured_broker import Served, serving
 
-PATIENCE_MS = 10_000
+PATIENCE_MS = 30_000
 TOPIC = "persistent://public/default/secured"
 
 

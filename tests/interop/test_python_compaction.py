@@ -12,7 +12,7 @@ import pytest
 from tests.java.broker_under_test import BrokerUnderTest
 from tests.java.fixtures import RunningPeer
 
-PATIENCE_MS = 10_000
+PATIENCE_MS = 30_000
 PATIENCE_S = 15
 KEYS = 5
 

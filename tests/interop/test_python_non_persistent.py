@@ -13,7 +13,7 @@ from tests.java.broker_under_test import BrokerUnderTest
 from tests.java.fixtures import RunningPeer
 
 Broker = BrokerUnderTest | RunningPeer
-PATIENCE_MS = 10_000
+PATIENCE_MS = 30_000
 PAYLOADS = [f"message {number}".encode() for number in range(20)]
 TYPES = [
     pulsar.ConsumerType.Exclusive,

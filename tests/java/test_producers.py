@@ -45,6 +45,20 @@ def test_missing_scalable_topic_is_created(run_case: RunCase, on_peer: bool) -> 
     assert facts["missing_tenant"] != ""
 
 
+def test_messages_for_a_segment_over_its_backlog_quota_wait(run_case: RunCase) -> None:
+    facts = run_case("backlog_quota", policy="producer_request_hold")
+    assert "TimeoutException" in facts["beyond"]
+    assert facts["below"] == ""
+    assert facts["values"] == [*map(str, range(10)), "beyond", "below"]
+
+
+def test_messages_for_a_segment_over_its_backlog_quota_fail(run_case: RunCase) -> None:
+    facts = run_case("backlog_quota", policy="producer_exception")
+    assert "ProducerBlockedQuotaExceededException" in facts["beyond"]
+    assert facts["below"] == ""
+    assert facts["values"] == [*map(str, range(10)), "below"]
+
+
 def test_many_producers_in_turn_send_everything(run_case: RunCase) -> None:
     facts = run_case("producers_in_turn")
     assert facts["received"] == facts["rounds"] == 20

@@ -3,6 +3,7 @@
 No Java is needed to ask, but the peer is a Java program: these cases run where the others do.
 """
 
+import json
 import urllib.error
 import urllib.request
 import uuid
@@ -104,6 +105,18 @@ def test_statistics_have_rates_for_the_java_admin_client(
     facts = run_case("statistics", web=broker.admin_url)
     assert facts["rates_of_all_parts"]
     assert 100 < facts["average_size"] < 300
+
+
+def test_a_segment_gets_a_subscription_and_is_sealed(
+    run_case: RunCase, broker: BrokerUnderTest, on_peer: bool
+) -> None:
+    if on_peer:
+        pytest.skip("5.0.0-M1 shows no state of a single segment")
+    segment = run_case("admin_segments", web=broker.admin_url)["segment"]
+    url = f"{broker.admin_url}/admin/v2/segments/{segment}"
+    with urllib.request.urlopen(f"{url}/internalStats", timeout=30) as answer:
+        found = json.load(answer)
+    assert (found["state"], list(found["cursors"])) == ("Terminated", ["made"])
 
 
 def test_history_of_a_topic_is_served(ask: Ask, topic: str, on_peer: bool) -> None:

@@ -76,7 +76,7 @@ def test_table_view_follows_its_topic(run_v4_case: RunCase, partitions: int) -> 
 
 
 def test_attached_clients_use_new_partitions(run_v4_case: RunCase) -> None:
-    facts = run_v4_case("v4_partition_growth")
+    facts = run_v4_case("v4_partitions_grow")
     assert facts["partitions"] == 3
     assert facts["used"] == [0, 1, 2]
     assert facts["same"]

@@ -18,5 +18,5 @@ def test_v4_consumer_of_a_non_persistent_topic_gets_what_comes_while_it_is_conne
     assert not facts["more"]
     assert facts["listed"]
     assert facts["has_statistics"]
-    assert facts["refusals"] == ["405"]
+    assert facts["refusals"] == ["406"]
     assert facts["pattern"] == "pattern"

@@ -31,6 +31,22 @@ def test_keys_and_values_have_schemas_of_their_own(run_v4_case: RunCase) -> None
     facts = run_v4_case("v4_key_value_schemas")
     assert facts["INLINE"] == ["one=1 one=1 false", "two=2 two=2 false"]
     assert facts["SEPARATED"] == ["one=1 one=1 true", "two=2 two=2 true"]
+    for encoding in ("INLINE", "SEPARATED"):
+        assert facts[f"{encoding}_shown"]
+        assert facts[f"{encoding}_versions"] == 1
+
+
+def test_schemas_of_keys_and_values_follow_each_other(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_pair_evolution")
+    assert facts["first"] == facts["optional"] == facts["old_consumer"] == "ok"
+    assert facts["required"] == facts["other_key"] == "IncompatibleSchemaException"
+
+
+def test_protobuf_messages_have_schemas(run_v4_case: RunCase) -> None:
+    facts = run_v4_case("v4_protobuf_schemas")
+    assert facts["protobuf"] is facts["native"] is True
+    assert facts["auto"] == "PROTOBUF_NATIVE n 7"
+    assert facts["other_message"] == "IncompatibleSchemaException"
 
 
 def test_bytes_are_sent_if_they_fit_the_schema_of_the_topic(run_v4_case: RunCase) -> None:

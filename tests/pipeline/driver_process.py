@@ -177,10 +177,14 @@ class DriverProcess(ChildProcess):
                     os.kill(pid, signal.SIGKILL)
 
     def logs(self) -> str:
-        """What the driver and Spark wrote last."""
-        spark = self.directory / spark_session.LOG
-        text = spark.read_text("utf-8", "replace")[-8000:] if spark.exists() else "(none)"
-        return f"{self.log()[-4000:]}\nSpark's log:\n{text}"
+        """What the driver, its JVM and Spark wrote last."""
+        jvm = self._end_of(spark_session.JVM_OUTPUT, 4000)
+        spark = self._end_of(spark_session.LOG, 8000)
+        return f"{self.log()[-4000:]}\nThe JVM printed:\n{jvm}\nSpark's log:\n{spark}"
+
+    def _end_of(self, name: str, characters: int) -> str:
+        path = self.directory / name
+        return path.read_text("utf-8", "replace")[-characters:] if path.exists() else "(none)"
 
     async def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
         loop = asyncio.get_running_loop()

@@ -6,20 +6,26 @@ that it writes is in the directory given, its log in `spark.log` there.
 """
 
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from tests.pipeline import quick_spark
 from tests.support.broker_process import ROOT
-from tests.support.child_process import HOST
+from tests.support.child_process import HOST, LOG_TAIL, ChildFailed
 
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 LOG: Final = "spark.log"
+JVM_OUTPUT: Final = "jvm-output.log"
+"""What the JVM prints itself, and what processes print that it starts."""
 MASTER: Final = "local[2,4]"
 HEAP: Final = "1g"
 SHUFFLE_PARTITIONS: Final = 2
@@ -66,6 +72,24 @@ def settings(directory: Path, java_options: Sequence[str]) -> dict[str, str]:
     }
 
 
+def start_context(directory: Path, given: Mapping[str, str]) -> SparkContext:
+    """Spark with these settings; what its JVM prints goes to `JVM_OUTPUT` in the directory.
+
+    Raises ChildFailed with that output if the JVM ends at its start: pyspark says only that it did.
+    """
+    conf = SparkConf().setAppName(directory.name).setAll(list(given.items()))
+    output = directory / JVM_OUTPUT
+    with output.open("ab") as file:
+        try:
+            gateway = launch_gateway(  # type: ignore[no-untyped-call]
+                conf, {"stdout": file, "stderr": subprocess.STDOUT}
+            )
+        except PySparkRuntimeError as error:
+            printed = output.read_text("utf-8", "replace")[-LOG_TAIL:] or "(nothing)"
+            raise ChildFailed(f"Spark's JVM does not start; it printed:\n{printed}") from error
+    return SparkContext(conf=conf, gateway=gateway)
+
+
 @contextmanager
 def running(directory: Path, java_options: Sequence[str] | None = None) -> Iterator[SparkSession]:
     """A session, which has ended afterwards with all that it started."""
@@ -73,11 +97,9 @@ def running(directory: Path, java_options: Sequence[str] | None = None) -> Itera
         java_options = quick_spark.java_options()
     directory.mkdir(parents=True, exist_ok=True)
     os.environ.update(environment())
-    builder = SparkSession.builder.appName(directory.name)
-    for name, value in settings(directory, java_options).items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    gateway = session.sparkContext._gateway
+    context = start_context(directory, settings(directory, java_options))
+    gateway = context._gateway
+    session = SparkSession(context)
     try:
         yield session
     finally:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import magnetar
-from tests.pipeline import rows, toy
+from tests.pipeline import rows, spark_session, toy
 from tests.pipeline.conftest import MakeDriver, MakeTopic
 from tests.pipeline.driver_process import Hooks, session, state_of, workers_of
 from tests.pipeline.hooks import Action, Point
@@ -30,6 +30,15 @@ def test_the_session_of_the_tests_runs_a_query(spark: SparkSession, tmp_path: Pa
     query = start(spark, given)
     assert query.awaitTermination(60)
     assert sorted(toy.committed(tmp_path / "s")) == [*range(20)]
+
+
+@pytest.mark.usefixtures("_spark_is_ready")
+def test_failed_start_of_spark_shows_what_the_jvm_printed(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ChildFailed, match="MaxHeapFreeRatio=200 is outside the allowed range"),
+        spark_session.running(tmp_path, ["-XX:MaxHeapFreeRatio=200"]),
+    ):
+        pass
 
 
 def test_harness_reads_rows_in_the_order_of_the_topic() -> None:

@@ -36,6 +36,7 @@ import org.apache.pulsar.client.api.transaction.Transaction;
 import org.apache.pulsar.client.api.transaction.TxnID;
 import org.apache.pulsar.client.impl.MessageIdImpl;
 import org.apache.pulsar.common.policies.data.AuthAction;
+import org.apache.pulsar.common.policies.data.ClusterDataImpl;
 import org.apache.pulsar.common.policies.data.ScalableSubscriptionType;
 import org.apache.pulsar.common.policies.data.SchemaCompatibilityStrategy;
 import org.apache.pulsar.common.policies.data.TenantInfo;
@@ -46,6 +47,8 @@ import org.apache.pulsar.common.util.ObjectMapperFactory;
 final class AdminArguments {
     private static final ObjectMapper JSON = ObjectMapperFactory.getMapper().getObjectMapper();
     private static final String CLUSTER = "standalone";
+    private static final String CLUSTER_DATA = "{\"serviceUrl\": \"http://127.0.0.1:1\", \"brokerServiceUrl\":"
+            + " \"pulsar://127.0.0.1:1\"}";
     private static final String SUBSCRIPTION = "sub";
     private static final String ALL_BUNDLES = "0x00000000_0xffffffff";
     private static final int SENT = 3;
@@ -61,7 +64,7 @@ final class AdminArguments {
             Map.entry("BookieInfo", "{\"rack\": \"rack\", \"hostname\": \"host\"}"),
             Map.entry("BundlesData", "{\"numBundles\": 2, \"boundaries\": [\"0x00000000\", \"0x7fffffff\","
                     + " \"0xffffffff\"]}"),
-            Map.entry("ClusterData", "{\"serviceUrl\": \"http://127.0.0.1:1\"}"),
+            Map.entry("ClusterData", CLUSTER_DATA),
             Map.entry("ClusterUrl", "{\"serviceUrl\": \"http://127.0.0.1:1\", \"brokerServiceUrl\":"
                     + " \"pulsar://127.0.0.1:1\"}"),
             Map.entry("DelayedDeliveryPolicies", "{\"active\": true, \"tickTime\": 1000,"
@@ -79,8 +82,8 @@ final class AdminArguments {
             Map.entry("OffloadPolicies", "{\"managedLedgerOffloadDriver\": \"filesystem\", \"fileSystemURI\":"
                     + " \"file:///tmp\", \"managedLedgerOffloadThresholdInBytes\": 1048576}"),
             Map.entry("PackageMetadata", "{\"description\": \"package\"}"),
-            Map.entry("PersistencePolicies", "{\"bookkeeperEnsemble\": 2, \"bookkeeperWriteQuorum\": 2,"
-                    + " \"bookkeeperAckQuorum\": 2, \"managedLedgerMaxMarkDeleteRate\": 1.0}"),
+            Map.entry("PersistencePolicies", "{\"bookkeeperEnsemble\": 1, \"bookkeeperWriteQuorum\": 1,"
+                    + " \"bookkeeperAckQuorum\": 1, \"managedLedgerMaxMarkDeleteRate\": 1.0}"),
             Map.entry("Policies", "{}"),
             Map.entry("PublishRate", "{\"publishThrottlingRateInMsg\": 100, \"publishThrottlingRateInByte\": 100000}"),
             Map.entry("ResourceGroup", "{\"publishRateInMsgs\": 100, \"publishRateInBytes\": 100000,"
@@ -109,16 +112,13 @@ final class AdminArguments {
     private final PulsarClient client;
     private final String tenant;
     private final String broker;
-    private final Path file;
     private final Set<String> namespaces = new HashSet<>();
 
-    AdminArguments(PulsarAdmin admin, PulsarClient client, String tenant) throws IOException, PulsarAdminException {
+    AdminArguments(PulsarAdmin admin, PulsarClient client, String tenant) throws PulsarAdminException {
         this.admin = admin;
         this.client = client;
         this.tenant = tenant;
         this.broker = admin.brokers().getActiveBrokers().get(0);
-        this.file = Files.createTempFile("package", ".nar");
-        file.toFile().deleteOnExit();
     }
 
     void createTenant() throws PulsarAdminException {
@@ -154,11 +154,13 @@ final class AdminArguments {
         private final String namespace;
         private final String topic;
         private final String segment;
+        // Downloads write into theirs while uploads read.
+        private final Path file;
         private long ledgerId = -1;
         private MessageId last = MessageId.earliest;
         private TxnID transaction = new TxnID(0, 0);
 
-        Place(String kind, Method method, int number) {
+        Place(String kind, Method method, int number) throws IOException {
             this.kind = kind;
             this.method = method.getName();
             for (Parameter each : method.getParameters()) {
@@ -174,6 +176,8 @@ final class AdminArguments {
             };
             topic = domain + "://" + namespace + "/" + local;
             segment = "segment://" + namespace + "/" + local + "/0000-7fff-0";
+            file = Files.createTempFile("package", ".nar");
+            file.toFile().deleteOnExit();
         }
 
         String anonymous(String reason) {
@@ -185,6 +189,9 @@ final class AdminArguments {
             if (kind.equals("Tenants") && !method.equals("createTenant")) {
                 admin.tenants().createTenant(own, tenantInfo());
             }
+            if (ofOtherCluster()) {
+                admin.clusters().createCluster(local, JSON.readValue(CLUSTER_DATA, ClusterDataImpl.class));
+            }
             boolean wanted = names.contains("namespace") || names.contains("options") || ofTopic();
             if (wanted && !method.equals("createNamespace")) {
                 createNamespaceOnce(namespace);
@@ -192,6 +199,12 @@ final class AdminArguments {
             if (ofTopic() && !isOfFunctions()) {
                 createTopic();
             }
+        }
+
+        /** The local cluster is not changed over REST. */
+        private boolean ofOtherCluster() {
+            return Set.of("updateCluster", "deleteCluster", "updatePeerClusterNames", "getPeerClusterNames")
+                    .contains(method);
         }
 
         private boolean ofSubscriptionRate() {
@@ -225,7 +238,7 @@ final class AdminArguments {
             if (method.startsWith("create") && method.endsWith("Topic") && !method.contains("Shadow")) {
                 return;
             }
-            if (partitioned && !method.equals("createMissedPartitions")) {
+            if (partitioned) {
                 admin.topics().createPartitionedTopic(topic, 2);
             } else if (kind.equals("NonPersistentTopics")) {
                 admin.topics().createNonPartitionedTopic(topic);
@@ -333,7 +346,7 @@ final class AdminArguments {
                 case "FunctionConfig", "SinkConfig", "SourceConfig" -> ofFunctions(type);
                 case "UpdateOptions" -> null;
                 case "Map" -> generic.contains("QueryParam") ? Map.of() : new HashMap<>(Map.of("key", "value"));
-                case "LinkedHashSet" -> new LinkedHashSet<>(Set.of("other"));
+                case "LinkedHashSet" -> new LinkedHashSet<>(Set.of(CLUSTER));
                 case "Set" -> new TreeSet<>(setOf(name, generic));
                 case "List" -> listOf(name, generic);
                 default -> throw new IllegalArgumentException("no value for " + type + " " + name);
@@ -381,7 +394,7 @@ final class AdminArguments {
                 // One operation of topics calls its topic so.
                 case "namespace" -> isOfFunctions() ? "functions" : kind.equals("Topics") && ofSubscriptionRate()
                         ? topic : namespace;
-                case "cluster" -> method.equals("createCluster") ? local : CLUSTER;
+                case "cluster" -> ofOtherCluster() || method.equals("createCluster") ? local : CLUSTER;
                 case "subName", "subscription", "subscriptionName" -> SUBSCRIPTION;
                 case "bundle", "bundleRange" -> ALL_BUNDLES;
                 case "function", "sink", "source", "policyName", "domainName", "resourcegroup", "resourcegroupname",

@@ -14,6 +14,7 @@ final class AdminScalableCases {
     static void addTo(Map<String, Case> cases) {
         cases.put("admin_scalable", AdminScalableCases::walk);
         cases.put("admin_scalable_calls", AdminScalableCases::calls);
+        cases.put("admin_segments", AdminScalableCases::segments);
     }
 
     /** Makes a topic, splits and merges it, and deletes it again. */
@@ -34,6 +35,17 @@ final class AdminScalableCases {
         topics.deleteSubscription(topic, "sub");
         topics.deleteScalableTopic(topic, true);
         run.fact("deleted", AdminCases.outcome(() -> topics.getMetadata(topic)));
+    }
+
+    /** Makes a subscription on one segment of two, and seals that segment. */
+    private static void segments(CaseRun run) throws Exception {
+        ScalableTopics topics = AdminCases.admin(run).scalableTopics();
+        String name = "public/default/" + run.localName();
+        topics.createScalableTopic("topic://" + name, 2);
+        String segment = name + "/0000-7fff-0";
+        topics.createSegment("segment://" + segment, List.of("made"));
+        topics.terminateSegment("segment://" + segment);
+        run.fact("segment", segment);
     }
 
     /** What the case's role gets for each call. */

@@ -39,6 +39,7 @@ public final class Driver {
     private static Map<String, Case> cases() {
         Map<String, Case> cases = new TreeMap<>();
         QueueCases.addTo(cases);
+        RateCases.addTo(cases);
         DelayCases.addTo(cases);
         StreamCases.addTo(cases);
         CheckpointCases.addTo(cases);
@@ -54,6 +55,7 @@ public final class Driver {
         TransactionAckCases.addTo(cases);
         TransactionLoadCases.addTo(cases);
         V4TransactionCases.addMixedTo(cases);
+        V4TopicOperations.addLoopTo(cases);
         BenchCases.addTo(cases);
         TransactionBenchCases.addTo(cases);
         InteropSession.addTo(cases);
@@ -62,6 +64,9 @@ public final class Driver {
         AdminCases.addTo(cases);
         StatisticsCases.addTo(cases);
         AdminOperations.addTo(cases);
+        ClusterCases.addTo(cases);
+        ReplicationCases.addTo(cases);
+        MovingConsumerCases.addTo(cases);
         return cases;
     }
 

@@ -26,6 +26,7 @@ final class ProducerCases {
         cases.put("producer_names", ProducerCases::names);
         cases.put("sequence_ids", ProducerCases::sequenceIds);
         cases.put("missing_topic", ProducerCases::missingTopic);
+        cases.put("backlog_quota", ProducerCases::backlogQuota);
         cases.put("producers_in_turn", ProducerCases::closeAndReopen);
     }
 
@@ -172,5 +173,34 @@ final class ProducerCases {
         QueueConsumer<String> consumer = run.closing(Readers.queue(client, topic.name(), "all").subscribe());
         run.fact("rounds", rounds);
         run.fact("received", Readers.readUntilQuiet(consumer::receive, message -> { }));
+    }
+
+    /** What a producer sees on a segment over its backlog quota, and once its messages are acknowledged. */
+    private static void backlogQuota(CaseRun run) throws Exception {
+        String namespace = "public/" + run.localName();
+        run.admin().createNamespace(namespace);
+        run.admin().limitBacklog(namespace, 5_000, run.arg("policy", ""));
+        ScalableTopic topic = run.admin().create(namespace, "t", 1);
+        PulsarClient client = run.client();
+        QueueConsumer<String> consumer = run.closing(Readers.queue(client, topic.name(), "all").subscribe());
+        Producer<String> producer = producer(run, client, topic, ProducerAccessMode.SHARED);
+        for (int i = 0; i < 10; i++) {
+            producer.newMessage().value(i + " " + "x".repeat(1000)).send();
+        }
+        run.admin().checkBacklogs();
+        CompletableFuture<?> beyond = producer.async().newMessage().value("beyond").send();
+        run.fact("beyond", refusalOf(() -> beyond.get(3, TimeUnit.SECONDS)));
+        List<String> values = new ArrayList<>();
+        Readers.readUntilQuiet(consumer::receive, message -> {
+            values.add(message.value().split(" ")[0]);
+            consumer.acknowledge(message.id());
+        });
+        run.fact("below", refusalOf(() ->
+                producer.async().newMessage().value("below").send().get(20, TimeUnit.SECONDS)));
+        Readers.readUntilQuiet(consumer::receive, message -> {
+            values.add(message.value());
+            consumer.acknowledge(message.id());
+        });
+        run.fact("values", values);
     }
 }

@@ -138,7 +138,27 @@ final class ScalableAdmin {
         send("PUT", "/admin/v2/namespaces/" + namespace, "{}");
     }
 
+    /** Limits the bytes of the backlog of each segment in a namespace. */
+    void limitBacklog(String namespace, long bytes, String policy) throws IOException, InterruptedException {
+        send("POST", "/admin/v2/namespaces/" + namespace + "/backlogQuota",
+                "{\"limitSize\": " + bytes + ", \"limitTime\": -1, \"policy\": \"" + policy + "\"}");
+    }
+
+    /** Has each broker check the backlogs of its topics. */
+    void checkBacklogs() throws IOException, InterruptedException {
+        JsonNode brokers = JSON.readTree(send("GET", "/admin/v2/brokers", null));
+        for (JsonNode broker : brokers) {
+            String url = brokers.size() == 1 ? base : "http://" + broker.asText();
+            send("GET", url, "/admin/v2/brokers/backlog-quota-check", null);
+        }
+    }
+
     private String send(String method, String path, String body) throws IOException, InterruptedException {
+        return send(method, base, path, body);
+    }
+
+    private String send(String method, String base, String path, String body)
+            throws IOException, InterruptedException {
         HttpRequest.Builder request = HttpRequest.newBuilder(URI.create(base + path))
                 .timeout(TIMEOUT)
                 .header("Content-Type", "application/json")

@@ -1,5 +1,7 @@
 package magnetar.stock;
 
+import static magnetar.stock.V4Clients.client;
+
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
@@ -24,13 +26,6 @@ final class V4Access {
         cases.put("v4_access_waiting", V4Access::waiting);
         cases.put("v4_access_fencing", V4Access::fencing);
         cases.put("v4_producer_names", V4Access::names);
-    }
-
-    private static PulsarClient client(CaseRun run) throws Exception {
-        return run.closing(PulsarClient.builder()
-                .serviceUrl(run.url())
-                .operationTimeout(LIMIT_S, TimeUnit.SECONDS)
-                .build());
     }
 
     private static CompletableFuture<Producer<String>> create(
@@ -69,17 +64,17 @@ final class V4Access {
 
     /** Each mode against a shared and against an exclusive producer. */
     private static void modes(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, LIMIT_S);
         Producer<String> shared = create(run, client, ProducerAccessMode.Shared, null).get();
         run.fact("shared_epoch", String.valueOf(topicEpoch(shared)));
         run.fact("exclusive_beside_shared", outcome(create(run, client, ProducerAccessMode.Exclusive, null)));
         run.fact("shared_beside_shared", outcome(create(run, client, ProducerAccessMode.Shared, "second")));
         shared.close();
-        PulsarClient other = client(run);
+        PulsarClient other = client(run, LIMIT_S);
         Producer<String> again = create(run, other, ProducerAccessMode.Shared, null).get();
         again.close();
         client.close();
-        client = client(run);
+        client = client(run, LIMIT_S);
         Producer<String> exclusive = create(run, client, ProducerAccessMode.Exclusive, null).get();
         run.fact("shared_beside_exclusive", outcome(create(run, client, ProducerAccessMode.Shared, null)));
         run.fact("exclusive_beside_exclusive", outcome(create(run, client, ProducerAccessMode.Exclusive, null)));
@@ -100,7 +95,7 @@ final class V4Access {
 
     /** Producers that wait for the topic get it one after the other. */
     private static void waiting(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, LIMIT_S);
         Producer<String> first = create(run, client, ProducerAccessMode.WaitForExclusive, "first").get();
         CompletableFuture<Producer<String>> second = create(run, client, ProducerAccessMode.WaitForExclusive, "second");
         run.fact("second_waits", waits(second));
@@ -119,11 +114,11 @@ final class V4Access {
 
     /** A producer that fences closes those that are there, and those that wait. */
     private static void fencing(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, LIMIT_S);
         Producer<String> holder = create(run, client, ProducerAccessMode.Exclusive, null).get();
         CompletableFuture<Producer<String>> waiting = create(run, client, ProducerAccessMode.WaitForExclusive, null);
         run.fact("waits", waits(waiting));
-        PulsarClient other = client(run);
+        PulsarClient other = client(run, LIMIT_S);
         Producer<String> fencing = create(run, other, ProducerAccessMode.ExclusiveWithFencing, null).get();
         run.fact("waiting", outcome(waiting));
         run.fact("send_of_fencing", send(fencing));
@@ -133,14 +128,18 @@ final class V4Access {
         Producer<String> again = create(run, client, ProducerAccessMode.ExclusiveWithFencing, null).get();
         run.fact("send_of_second_fencing", send(again));
         run.fact("send_of_first_fencing", send(fencing));
+        again.close();
+        Producer<String> waited = create(run, client, ProducerAccessMode.WaitForExclusive, null).get();
+        create(run, other, ProducerAccessMode.ExclusiveWithFencing, null).get();
+        run.fact("send_of_fenced_that_waited", send(waited));
     }
 
     /** A name belongs to one producer at a time. */
     private static void names(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, LIMIT_S);
         Producer<String> first = create(run, client, ProducerAccessMode.Shared, "name").get();
         run.fact("same_client", outcome(create(run, client, ProducerAccessMode.Shared, "name")));
-        run.fact("other_client", outcome(create(run, client(run), ProducerAccessMode.Shared, "name")));
+        run.fact("other_client", outcome(create(run, client(run, LIMIT_S), ProducerAccessMode.Shared, "name")));
         run.fact("send", send(first));
         first.close();
         Producer<String> second = create(run, client, ProducerAccessMode.Shared, "name").get();

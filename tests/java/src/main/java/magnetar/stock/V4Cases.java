@@ -1,5 +1,7 @@
 package magnetar.stock;
 
+import static magnetar.stock.V4Clients.topic;
+
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
@@ -99,10 +101,6 @@ final class V4Cases {
 
     private static PulsarClient client(CaseRun run) throws Exception {
         return run.closing(builder(run).build());
-    }
-
-    private static String topic(CaseRun run) {
-        return "persistent://public/default/" + run.localName();
     }
 
     private static Producer<String> producer(CaseRun run, PulsarClient client, int sendTimeoutMs) throws Exception {

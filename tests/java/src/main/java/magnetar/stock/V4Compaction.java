@@ -1,5 +1,9 @@
 package magnetar.stock;
 
+import static magnetar.stock.V4Clients.admin;
+import static magnetar.stock.V4Clients.client;
+import static magnetar.stock.V4Clients.topic;
+
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -34,18 +38,6 @@ final class V4Compaction {
         cases.put("v4_compaction", V4Compaction::compaction);
         cases.put("v4_compacted_table", V4Compaction::table);
         cases.put("v4_compaction_threshold", V4Compaction::threshold);
-    }
-
-    private static String topic(CaseRun run) {
-        return "persistent://" + NAMESPACE + "/" + run.localName();
-    }
-
-    private static PulsarClient client(CaseRun run) throws Exception {
-        return run.closing(PulsarClient.builder().serviceUrl(run.url()).build());
-    }
-
-    private static PulsarAdmin admin(CaseRun run) throws Exception {
-        return run.closing(PulsarAdmin.builder().serviceHttpUrl(run.arg("web", "")).build());
     }
 
     private static Producer<byte[]> producer(CaseRun run, PulsarClient client) throws Exception {

@@ -17,9 +17,16 @@ public final class V4Driver {
         V4Access.addTo(cases);
         V4Features.addTo(cases);
         V4Schemas.addTo(cases);
+        V4BacklogQuotas.addTo(cases);
         V4Lifecycle.addTo(cases);
+        V4Limits.addTo(cases);
         V4Messages.addTo(cases);
+        V4TopicOperations.addTo(cases);
         V4NonPersistent.addTo(cases);
+        V4Policies.addTo(cases);
+        V4Rates.addTo(cases);
+        ClusterCases.addTo(cases);
+        ReplicationCases.addEncryptedTo(cases);
         Driver.run(cases, arguments);
     }
 }

@@ -1,10 +1,12 @@
 package magnetar.stock;
 
-import java.security.KeyPair;
-import java.security.KeyPairGenerator;
+import static magnetar.stock.V4Clients.admin;
+import static magnetar.stock.V4Clients.client;
+import static magnetar.stock.V4Clients.topic;
+import static magnetar.stock.V4Clients.until;
+
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Base64;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -14,14 +16,12 @@ import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.concurrent.TimeUnit;
-import java.util.function.BooleanSupplier;
 import java.util.regex.Pattern;
 import org.apache.pulsar.client.admin.PulsarAdmin;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.ConsumerCryptoFailureAction;
 import org.apache.pulsar.client.api.CryptoKeyReader;
 import org.apache.pulsar.client.api.DeadLetterPolicy;
-import org.apache.pulsar.client.api.EncryptionKeyInfo;
 import org.apache.pulsar.client.api.KeySharedPolicy;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
@@ -38,6 +38,7 @@ import org.apache.pulsar.client.api.TableView;
 
 /** Features that v4 applications use: letters, chunks, encryption, keys, patterns, readers, tables, partitions. */
 final class V4Features {
+    private static final int OPERATION_TIMEOUT_S = 10;
     private static final int LIMIT_MS = 15_000;
     private static final int QUIET_MS = 500;
     private static final int COUNT = 100;
@@ -54,32 +55,7 @@ final class V4Features {
         cases.put("v4_pattern", V4Features::pattern);
         cases.put("v4_reader", V4Features::reader);
         cases.put("v4_table_view", V4Features::tableView);
-        cases.put("v4_partition_growth", V4Features::growth);
-    }
-
-    private static PulsarClient client(CaseRun run) throws Exception {
-        return run.closing(PulsarClient.builder()
-                .serviceUrl(run.url())
-                .operationTimeout(10, TimeUnit.SECONDS)
-                .build());
-    }
-
-    private static PulsarAdmin admin(CaseRun run) throws Exception {
-        return run.closing(PulsarAdmin.builder().serviceHttpUrl(run.arg("web", "")).build());
-    }
-
-    private static String topic(CaseRun run) {
-        return "persistent://public/default/" + run.localName();
-    }
-
-    private static boolean until(BooleanSupplier condition) throws Exception {
-        for (long end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(LIMIT_MS); System.nanoTime() < end;) {
-            if (condition.getAsBoolean()) {
-                return true;
-            }
-            Thread.sleep(20);
-        }
-        return false;
+        cases.put("v4_partitions_grow", V4Features::growth);
     }
 
     private static Message<String> next(Consumer<String> consumer) throws Exception {
@@ -102,7 +78,7 @@ final class V4Features {
 
     /** A message goes through the retry topic until it is a dead letter. */
     private static void letters(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         Consumer<String> consumer = run.closing(client.newConsumer(Schema.STRING)
                 .topic(topic(run))
                 .subscriptionName("s")
@@ -149,7 +125,7 @@ final class V4Features {
 
     /** A message in many chunks between others, through a consumer and a reader. */
     private static void chunks(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         Consumer<byte[]> consumer =
                 run.closing(client.newConsumer().topic(topic(run)).subscriptionName("s")
                         .startMessageIdInclusive().subscribe());
@@ -190,32 +166,10 @@ final class V4Features {
         }
     }
 
-    private static String pem(String kind, byte[] bytes) {
-        return "-----BEGIN " + kind + " KEY-----\n"
-                + Base64.getMimeEncoder(64, "\n".getBytes()).encodeToString(bytes)
-                + "\n-----END " + kind + " KEY-----\n";
-    }
-
     /** The broker passes encrypted messages through; who has the key reads them. */
     private static void encryption(CaseRun run) throws Exception {
-        KeyPairGenerator generator = KeyPairGenerator.getInstance("RSA");
-        generator.initialize(2048);
-        KeyPair keys = generator.generateKeyPair();
-        EncryptionKeyInfo open = new EncryptionKeyInfo(pem("PUBLIC", keys.getPublic().getEncoded()).getBytes(), null);
-        EncryptionKeyInfo secret =
-                new EncryptionKeyInfo(pem("PRIVATE", keys.getPrivate().getEncoded()).getBytes(), null);
-        CryptoKeyReader reader = new CryptoKeyReader() {
-            @Override
-            public EncryptionKeyInfo getPublicKey(String name, Map<String, String> metadata) {
-                return open;
-            }
-
-            @Override
-            public EncryptionKeyInfo getPrivateKey(String name, Map<String, String> metadata) {
-                return secret;
-            }
-        };
-        PulsarClient client = client(run);
+        CryptoKeyReader reader = new RsaKeyReader();
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         Consumer<String> with = run.closing(client.newConsumer(Schema.STRING).topic(topic(run))
                 .subscriptionName("with").cryptoKeyReader(reader).subscribe());
         Consumer<byte[]> without = run.closing(client.newConsumer().topic(topic(run))
@@ -272,7 +226,7 @@ final class V4Features {
 
     /** Consumers with hash ranges of their own; overlapping ones are refused. */
     private static void sticky(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         Consumer<String> low = keyShared(run, client, KeySharedPolicy.stickyHashRange().ranges(Range.of(0, 32767)));
         Consumer<String> high =
                 keyShared(run, client, KeySharedPolicy.stickyHashRange().ranges(Range.of(32768, 65535)));
@@ -305,7 +259,7 @@ final class V4Features {
 
     /** Consumers that come and go keep the order of each key. */
     private static void autoSplit(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         List<Consumer<String>> consumers = new ArrayList<>();
         for (int i = 0; i < 3; i++) {
             consumers.add(keyShared(run, client, KeySharedPolicy.autoSplitHashRange()));
@@ -342,7 +296,7 @@ final class V4Features {
 
     /** A subscription by pattern finds topics that are made and deleted later. */
     private static void pattern(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         PulsarAdmin admin = admin(run);
         String base = topic(run);
         admin.topics().createNonPartitionedTopic(base + "-a");
@@ -383,7 +337,7 @@ final class V4Features {
 
     /** Readers from ends, ids and times, over several partitions too. */
     private static void reader(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         if (run.intArg("partitions", 0) > 0) {
             admin(run).topics().createPartitionedTopic(topic(run), run.intArg("partitions", 0));
         }
@@ -437,7 +391,7 @@ final class V4Features {
 
     /** A table has the last value of each key, and follows the topic. */
     private static void tableView(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         if (run.intArg("partitions", 0) > 0) {
             admin(run).topics().createPartitionedTopic(topic(run), run.intArg("partitions", 0));
         }
@@ -464,7 +418,7 @@ final class V4Features {
 
     /** Clients that are attached use new partitions. */
     private static void growth(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         PulsarAdmin admin = admin(run);
         admin.topics().createPartitionedTopic(topic(run), 1);
         Consumer<String> consumer = run.closing(client.newConsumer(Schema.STRING).topic(topic(run))

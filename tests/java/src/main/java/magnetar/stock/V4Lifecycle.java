@@ -1,5 +1,9 @@
 package magnetar.stock;
 
+import static magnetar.stock.V4Clients.admin;
+import static magnetar.stock.V4Clients.client;
+import static magnetar.stock.V4Clients.namespace;
+
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.admin.PulsarAdmin;
@@ -19,6 +23,7 @@ import org.apache.pulsar.common.policies.data.InactiveTopicPolicies;
 
 /** Policies of creation, expiry, deletion and delays: as the admin library sends them, and what clients see. */
 final class V4Lifecycle {
+    private static final int OPERATION_TIMEOUT_S = 10;
     private static final int LIMIT_MS = 15_000;
     private static final int QUIET_MS = 500;
 
@@ -31,23 +36,6 @@ final class V4Lifecycle {
         cases.put("v4_expiry_policies", V4Lifecycle::expiry);
         cases.put("v4_inactive_topics", V4Lifecycle::inactive);
         cases.put("v4_deduplication_policies", V4Lifecycle::deduplication);
-    }
-
-    private static PulsarClient client(CaseRun run) throws Exception {
-        return run.closing(PulsarClient.builder()
-                .serviceUrl(run.url())
-                .operationTimeout(10, TimeUnit.SECONDS)
-                .build());
-    }
-
-    private static PulsarAdmin admin(CaseRun run) throws Exception {
-        return run.closing(PulsarAdmin.builder().serviceHttpUrl(run.arg("web", "")).build());
-    }
-
-    private static String namespace(CaseRun run, PulsarAdmin admin) throws Exception {
-        String namespace = "public/" + run.localName();
-        admin.namespaces().createNamespace(namespace);
-        return namespace;
     }
 
     /** "ok", or the simple name of the exception. */
@@ -71,7 +59,7 @@ final class V4Lifecycle {
 
     private static void creation(CaseRun run) throws Exception {
         PulsarAdmin admin = admin(run);
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         String namespace = namespace(run, admin);
         String base = "persistent://" + namespace + "/";
         admin.namespaces().setAutoTopicCreation(namespace, AutoTopicCreationOverride.builder()
@@ -113,7 +101,7 @@ final class V4Lifecycle {
 
     private static void delays(CaseRun run) throws Exception {
         PulsarAdmin admin = admin(run);
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         String namespace = namespace(run, admin);
         String topic = "persistent://" + namespace + "/t";
         admin.topics().createNonPartitionedTopic(topic);
@@ -155,7 +143,7 @@ final class V4Lifecycle {
 
     private static void inactive(CaseRun run) throws Exception {
         PulsarAdmin admin = admin(run);
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         String namespace = namespace(run, admin);
         String base = "persistent://" + namespace + "/";
         InactiveTopicPolicies policies =
@@ -198,7 +186,7 @@ final class V4Lifecycle {
     /** Messages with a number that was sent before are dropped while a policy says so. */
     private static void deduplication(CaseRun run) throws Exception {
         PulsarAdmin admin = admin(run);
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         String namespace = namespace(run, admin);
         String topic = "persistent://" + namespace + "/t";
         admin.topics().createNonPartitionedTopic(topic);
@@ -206,7 +194,7 @@ final class V4Lifecycle {
         admin.namespaces().setDeduplicationStatus(namespace, true);
         run.fact("shown", admin.namespaces().getDeduplicationStatus(namespace));
         run.fact("applied", admin.topicPolicies().getDeduplicationStatus(topic, true));
-        run.fact("status", admin.topics().getStats(topic).getDeduplicationStatus());
+        run.fact("status", deduplicationUntil(admin, topic, "Enabled"));
         Consumer<String> consumer = run.closing(
                 client.newConsumer(Schema.STRING).topic(topic).subscriptionName("s").subscribe());
         Producer<String> producer =
@@ -215,7 +203,7 @@ final class V4Lifecycle {
             producer.newMessage().sequenceId(number).value("m" + number).send();
         }
         admin.topicPolicies().setDeduplicationStatus(topic, false);
-        run.fact("status_of_topic", admin.topics().getStats(topic).getDeduplicationStatus());
+        run.fact("status_of_topic", deduplicationUntil(admin, topic, "Disabled"));
         producer.close();
         try (Producer<String> again = client.newProducer(Schema.STRING).topic(topic).producerName("p").create()) {
             again.newMessage().sequenceId(3L).value("again").send();
@@ -232,6 +220,17 @@ final class V4Lifecycle {
         } catch (PulsarAdminException failure) {
             run.fact("snapshot_interval", failure.getStatusCode() + " " + failure.getMessage());
         }
+    }
+
+    /** The deduplication status of a topic once it is the awaited one, or the last one after a while. */
+    private static String deduplicationUntil(PulsarAdmin admin, String topic, String awaited) throws Exception {
+        String status = null;
+        for (long end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(LIMIT_MS);
+                !awaited.equals(status) && System.nanoTime() < end;) {
+            Thread.sleep(status == null ? 0 : 50);
+            status = admin.topics().getStats(topic).getDeduplicationStatus();
+        }
+        return status;
     }
 
     private static boolean exists(PulsarAdmin admin, String topic) throws PulsarAdminException {

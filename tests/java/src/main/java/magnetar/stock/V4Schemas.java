@@ -1,5 +1,10 @@
 package magnetar.stock;
 
+import static magnetar.stock.V4Clients.client;
+import static magnetar.stock.V4Clients.topic;
+
+import com.google.protobuf.EnumValue;
+import com.google.protobuf.Option;
 import java.nio.ByteBuffer;
 import java.sql.Time;
 import java.sql.Timestamp;
@@ -8,6 +13,7 @@ import java.time.LocalDate;
 import java.time.LocalDateTime;
 import java.time.LocalTime;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Date;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -34,6 +40,7 @@ import org.apache.pulsar.common.schema.SchemaType;
 
 /** Schemas of every kind, their evolution, and consumers and producers that learn the schema from the topic. */
 final class V4Schemas {
+    private static final int OPERATION_TIMEOUT_S = 10;
     private static final int LIMIT_MS = 15_000;
 
     private V4Schemas() {
@@ -43,18 +50,9 @@ final class V4Schemas {
         cases.put("v4_simple_schemas", V4Schemas::simple);
         cases.put("v4_schema_evolution", V4Schemas::evolution);
         cases.put("v4_key_value_schemas", V4Schemas::keyValues);
+        cases.put("v4_pair_evolution", V4Schemas::pairEvolution);
+        cases.put("v4_protobuf_schemas", V4Schemas::protobuf);
         cases.put("v4_auto_produce", V4Schemas::autoProduce);
-    }
-
-    private static PulsarClient client(CaseRun run) throws Exception {
-        return run.closing(PulsarClient.builder()
-                .serviceUrl(run.url())
-                .operationTimeout(10, TimeUnit.SECONDS)
-                .build());
-    }
-
-    private static String topic(CaseRun run) {
-        return "persistent://public/default/" + run.localName();
     }
 
     private static <T> Consumer<T> consumer(CaseRun run, PulsarClient client, Schema<T> schema, String topic, String name)
@@ -88,7 +86,7 @@ final class V4Schemas {
     }
 
     private static void simple(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         Map<String, String> failures = new TreeMap<>();
         failures.put("string", roundTrip(run, client, Schema.STRING, "string", "text \u00e9"));
         failures.put("int8", roundTrip(run, client, Schema.INT8, "int8", (byte) -1));
@@ -152,7 +150,7 @@ final class V4Schemas {
     /** Fields that are added with a default are taken, others are refused; readers of all versions read all. */
     private static void evolution(CaseRun run) throws Exception {
         SchemaType type = SchemaType.valueOf(run.arg("type", "AVRO"));
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         PulsarAdmin admin = run.closing(PulsarAdmin.builder().serviceHttpUrl(run.arg("web", "")).build());
         String topic = topic(run);
         GenericSchema<GenericRecord> first = rows(type, false, false);
@@ -191,7 +189,7 @@ final class V4Schemas {
     }
 
     private static void keyValues(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         for (KeyValueEncodingType encoding : KeyValueEncodingType.values()) {
             String topic = topic(run) + "-" + encoding.name().toLowerCase();
             Schema<KeyValue<String, Integer>> schema = Schema.KeyValue(Schema.STRING, Schema.INT32, encoding);
@@ -209,12 +207,59 @@ final class V4Schemas {
                         + found.getKey() + "=" + found.getValue() + " " + message.hasKey());
             }
             run.fact(encoding.name(), values);
+            // The admin library sends and reads schemas of pairs as text.
+            try (PulsarAdmin admin = V4Clients.admin(run)) {
+                SchemaInfo shown = admin.schemas().getSchemaInfo(topic);
+                run.fact(encoding.name() + "_shown",
+                        Arrays.equals(shown.getSchema(), schema.getSchemaInfo().getSchema()));
+                admin.schemas().createSchema(topic, shown);
+                run.fact(encoding.name() + "_versions", admin.schemas().getAllSchemas(topic).size());
+            }
         }
+    }
+
+    private static Schema<KeyValue<GenericRecord, GenericRecord>> pairs(boolean second, boolean third) {
+        return Schema.KeyValue(rows(SchemaType.JSON, false, false), rows(SchemaType.AVRO, second, third),
+                KeyValueEncodingType.SEPARATED);
+    }
+
+    /** The schemas of values in pairs follow each other as those of values alone. */
+    private static void pairEvolution(CaseRun run) throws Exception {
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
+        String topic = topic(run);
+        run.fact("first", outcome(() -> client.newProducer(pairs(false, false)).topic(topic).create()));
+        run.fact("optional", outcome(() -> client.newProducer(pairs(true, false)).topic(topic).create()));
+        run.fact("required", outcome(() -> client.newProducer(pairs(true, true)).topic(topic).create()));
+        run.fact("other_key", outcome(() -> client.newProducer(Schema.KeyValue(Schema.STRING,
+                rows(SchemaType.AVRO, true, false))).topic(topic).create()));
+        run.fact("old_consumer", outcome(() -> client.newConsumer(pairs(false, false)).topic(topic)
+                .subscriptionName("s").subscribe()));
+    }
+
+    private static void protobuf(CaseRun run) throws Exception {
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
+        EnumValue value = EnumValue.newBuilder().setName("n").setNumber(7).build();
+        String avro = topic(run) + "-avro";
+        try (Producer<EnumValue> producer = client.newProducer(Schema.PROTOBUF(EnumValue.class)).topic(avro).create()) {
+            producer.send(value);
+        }
+        run.fact("protobuf",
+                next(consumer(run, client, Schema.PROTOBUF(EnumValue.class), avro, "typed")).getValue().equals(value));
+        String topic = topic(run) + "-native";
+        Schema<EnumValue> schema = Schema.PROTOBUF_NATIVE(EnumValue.class);
+        try (Producer<EnumValue> producer = client.newProducer(schema).topic(topic).create()) {
+            producer.send(value);
+        }
+        run.fact("native", next(consumer(run, client, schema, topic, "typed")).getValue().equals(value));
+        GenericRecord record = next(consumer(run, client, Schema.AUTO_CONSUME(), topic, "auto")).getValue();
+        run.fact("auto", record.getSchemaType() + " " + record.getField("name") + " " + record.getField("number"));
+        run.fact("other_message", outcome(() -> client.newProducer(Schema.PROTOBUF_NATIVE(Option.class)).topic(topic)
+                .create()));
     }
 
     /** A producer of bytes that have to fit the topic's schema. */
     private static void autoProduce(CaseRun run) throws Exception {
-        PulsarClient client = client(run);
+        PulsarClient client = client(run, OPERATION_TIMEOUT_S);
         String topic = topic(run);
         GenericSchema<GenericRecord> schema = rows(SchemaType.AVRO, true, false);
         run.closing(client.newProducer(schema).topic(topic).create());

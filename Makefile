@@ -10,7 +10,7 @@ BUILDER := 'hatchling>=1.27,<2' editables  # as [build-system] of both says
 .PHONY: run spark check test test-all nightly test-client test-pipeline test-cluster
 .PHONY: pipeline-kill pipeline-compact cluster-faults histories image-test simulate simulate-mutants fuzz attack
 .PHONY: stock-peer client-peer bench bench-beside bench-transactions bench-client bench-pipeline bench-cluster bench-large-groups
-.PHONY: bench-segments bench-auto-scale bench-compaction
+.PHONY: bench-segments bench-auto-scale bench-replication bench-compaction bench-large-topics
 .PHONY: proto sync lock audit clean
 .DEFAULT_GOAL := test
 
@@ -131,8 +131,14 @@ bench-large-groups: $(VENV)/.tests  ## how long others wait while a group of the
 bench-compaction: $(VENV)/.tests  ## a compaction of KEYS=10000000 keys: time, memory, disk, and what another topic notices
 	$(BIN)/python -m bench.compaction $(if $(KEYS),--keys $(KEYS))
 
+bench-large-topics: $(VENV)/.tests  ## 1,000,000 unacknowledged or delayed messages, 100,000 holes, 10,000 subscriptions; QUICK=1, MEASURE="holes"
+	$(BIN)/python -m bench.large_topics $(if $(QUICK),--quick) $(if $(MEASURE),--measure $(MEASURE))
+
 bench-segments: $(VENV)/.tests  ## what grows with the segments of a topic, with exponents; 10,000 topics at rest
 	$(BIN)/python -m bench.segments
+
+bench-replication: $(VENV)/.tests  ## geo-replication beside a client that copies, and beside Apache Pulsar's: catching up, delay, memory
+	$(BIN)/python -m bench.replication
 
 bench-auto-scale: $(VENV)/.tests  ## segments and rates over time, as a plot, of a topic whose load rises tenfold and falls again
 	$(BIN)/python -m bench.auto_scale

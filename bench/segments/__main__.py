@@ -19,7 +19,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -27,9 +26,10 @@ from typing import Final
 import structlog
 
 from bench.__main__ import OUTPUT, machine, say
-from bench.segments.figures import exponents, markdown, rest_table, segments_table
+from bench.growth_figures import exponents, growth_table, report, value_table
 from bench.segments.growth import SETTINGS, LargeTopic, evaluation_ms
 from bench.segments.memory import TopicsAtRest, idle_cpu_ms, topic_kib
+from bench.segments.rows import AT_REST, BY_SEGMENTS
 from tests.support.broker_process import BrokerProcess, running
 
 SIZES: Final = (10, 30, 100, 300, 1000)
@@ -103,20 +103,16 @@ def main() -> int:
     document = {
         "machine": where,
         "by_segments": by_segments,
-        "exponents": exponents(by_segments),
+        "exponents": exponents(BY_SEGMENTS, by_segments),
         "at_rest": at_rest,
     }
     options.output.write_text(json.dumps(document, indent=1) + "\n")
-    report = _report(where, [segments_table(by_segments), rest_table(at_rest)])
-    options.output.with_suffix(".md").write_text(report)
-    print(report, end="")
+    tables = [growth_table(BY_SEGMENTS, by_segments), value_table(AT_REST, at_rest)]
+    page = report("Segments", where, tables)
+    options.output.with_suffix(".md").write_text(page)
+    print(page, end="")
     print(f"as JSON: {options.output}; as Markdown: {options.output.with_suffix('.md')}")
     return 0
-
-
-def _report(where: dict[str, object], tables: Sequence[Sequence[Sequence[str]]]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in where.items())
-    return f"# Segments\n\n{facts}\n\n" + "\n\n".join(map(markdown, tables)) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import pytest
 
 from bench.auto_scale_plot import Point, text_plot
-from bench.segments.figures import exponent, exponents, markdown, rest_table, segments_table
+from bench.growth_figures import exponent, exponents, growth_table, markdown, value_table
+from bench.segments.rows import AT_REST, BY_SEGMENTS
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
@@ -19,15 +20,15 @@ def test_no_exponent_without_two_sizes_or_with_zeros() -> None:
 
 def test_table_has_each_size_and_both_exponents() -> None:
     figures = {size: {"push_bytes": 2.0 * size} for size in (10, 100, 1000)}
-    assert exponents(figures) == {"push_bytes": pytest.approx((1.0, 1.0))}
-    lines = segments_table(figures)
+    assert exponents(BY_SEGMENTS, figures) == {"push_bytes": pytest.approx((1.0, 1.0))}
+    lines = growth_table(BY_SEGMENTS, figures)
     assert lines[0] == ["", "10", "100", "1,000", "exponent", "of the last two"]
     (push,) = [line for line in lines if line[0] == "push of a layout, bytes"]
     assert push[1:] == ["20", "200", "2,000", "1.00", "1.00"]
 
 
 def test_markdown_has_a_rule_below_the_header() -> None:
-    text = markdown(rest_table({"topics": 10_000}))
+    text = markdown(value_table(AT_REST, {"topics": 10_000}))
     head, rule, first, *_ = text.splitlines()
     assert (head, rule) == ("|  | value |", "| --- | ---: |")
     assert first.endswith("| 10,000 |")

@@ -1,0 +1,1 @@
+"""Costs of one large topic: time, memory and files, with exponents."""

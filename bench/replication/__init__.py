@@ -1,0 +1,1 @@
+"""Geo-replication beside other ways of bringing a topic to another cluster."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,6 +11,10 @@ from importlib.util import find_spec
 import pytest
 import structlog
 from hypothesis import settings
+
+# gRPC handles each fork of a process unless told otherwise, and children of tests that use it abort
+# now and then.  pyspark forks: it then says that its JVM exited.  gRPC reads this when it begins.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 pytest_plugins = ("tests.servers.fixtures", "tests.java.fixtures")
 

@@ -28,10 +28,12 @@ from broker.admin.access import rules as access_rules
 from broker.admin.app import AdminServer
 from broker.admin.app import build_app as build_rest
 from broker.metrics.stores import bookkeeper_metrics
+from broker.policies.cluster_data import ClusterData
+from broker.policies.policy_kinds import REPLICATION
 from config.settings import Settings, load_settings
 from magnetar.cli.main import build_app as build_commands
 from magnetar.protocol.ids import EARLIEST
-from magnetar.protocol.names import parse_topic_name
+from magnetar.protocol.names import parse_namespace_name, parse_topic_name
 from security.access import Need
 from security.first_start_files import SecurityFiles
 from security.secret_files import write_secret
@@ -41,6 +43,7 @@ from tests.support.authority import Authority, server_settings
 from tests.support.embedded_broker import running
 from tests.support.metrics_text import metrics_text
 from tests.support.promql import Query, sample_labels
+from tests.support.waiting import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
@@ -65,7 +68,12 @@ SAMPLES_ONLY_LATER: Final = {
     "pulsar_compaction_failed_count",
     "pulsar_compaction_removed_event_count",
     "pulsar_compaction_succeed_count",
+    "pulsar_storage_backlog_quota_exceeded_evictions_total",
+    "pulsar_storage_backlog_quota_limit",
+    "pulsar_storage_backlog_quota_limit_time",
     "pulsar_storage_offloaded_size",
+    "pulsar_subscription_dispatch_throttled_bytes_events_total",
+    "pulsar_subscription_dispatch_throttled_msg_events_total",
     "pulsar_subscription_msg_drop_rate",
     "pulsar_txn_tp_committed_count_total",
     "pulsar_txn_tp_aborted_count_total",
@@ -105,7 +113,19 @@ class Exposed:
 async def look_at_a_broker(directory: Path) -> Exposed:
     tls = server_settings(Authority(directory / "authority").issue("broker"))
     async with running(directory / "data", **tls) as broker:
+        namespace = parse_namespace_name("public/default")
+        others = ("south", "west")
+        for name in others:
+            unreachable = ClusterData(broker_service_url="pulsar://127.0.0.1:1")
+            await broker.clusters.create(name, unreachable)
+        clusters = [broker.settings.cluster_name, *others]
+        await broker.namespaces.change(
+            namespace, lambda record: record.update({REPLICATION.member: clusters})
+        )
         topic = await broker.topics.create(parse_topic_name("persistent://public/default/t"))
+        await until(lambda: topic.replication.outbound_stats(0))
+        stored_nowhere = parse_topic_name("non-persistent://public/default/t")
+        await broker.topics.create_non_persistent(stored_nowhere)
         await topic.create_subscription("s", EARLIEST)
         orders = parse_topic_name("topic://public/default/orders")
         await broker.scalable.create(orders, segments=1, properties={})
@@ -357,6 +377,16 @@ def test_dashboard_of_one_broker_asks_for_nothing_that_it_lacks() -> None:
         assert "bookie" not in query
         assert "bookkeeper" not in query
         assert "zookeeper" not in query
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_a_dashboard_has_each_metric_of_replication(path: Path, exposed: Exposed) -> None:
+    dashboard = json.loads(path.read_text("utf-8"))
+    queries = [target["expr"] for panel in panels(dashboard) for target in panel.get("targets", [])]
+    shown = {name for query in queries for name in re.findall(r"\w+", query)}
+    metrics = {name for name in exposed.metrics if "_replicat" in name}
+    assert "magnetar_replication_dropped_messages_total" in metrics
+    assert {name for name in metrics if not name.endswith("_created")} <= shown
 
 
 def test_grafana_finds_dashboard_and_prometheus() -> None:

@@ -16,7 +16,7 @@ SHOWN_HERE: Final = {
     *(f"A{number}" for number in range(1, 10)),
     *(f"T{number}" for number in range(1, 4)),
     *(f"B{number}" for number in range(1, 9)),
-    *(f"L{number}" for number in range(1, 8)),
+    *(f"L{number}" for number in range(1, 10)),
     *(f"S{number}" for number in range(1, 5)),
     *(f"M{number}" for number in range(1, 6)),
 }

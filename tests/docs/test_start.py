@@ -59,6 +59,7 @@ WITH_REST: Final = (
     "security.providers",
 )
 """Modules of security that the REST interface loads too."""
+OF_NATIVE_SCHEMAS: Final = ("broker.policies.native_schemas", "google.protobuf.descriptor_pb2")
 OF_REST: Final = (*WITH_REST, "aiohttp", "broker.admin.app")
 OF_OPERATORS: Final = (
     "broker.cli.operator_commands",
@@ -112,13 +113,16 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]
 
 
 @pytest.mark.parametrize(
-    "module", [*OF_CLUSTERS, *OF_OFFLOADING, *OF_OPERATORS, *OF_SECURITY, *OF_REST]
+    "module",
+    [*OF_CLUSTERS, *OF_OFFLOADING, *OF_OPERATORS, *OF_SECURITY, *OF_NATIVE_SCHEMAS, *OF_REST],
 )
 def test_clients_are_served_without(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[0]
 
 
-@pytest.mark.parametrize("module", [*OF_CLUSTERS, *OF_OPERATORS, *OF_SECURITY, *OF_SPARK])
+@pytest.mark.parametrize(
+    "module", [*OF_CLUSTERS, *OF_OPERATORS, *OF_SECURITY, *OF_NATIVE_SCHEMAS, *OF_SPARK]
+)
 def test_the_rest_interface_loads_no(loaded: tuple[set[str], set[str]], module: str) -> None:
     assert module not in loaded[1]
 

@@ -14,7 +14,7 @@ RULES = [
     *(f"T{number}" for number in range(1, 4)),
     *(f"K{number}" for number in range(1, 9)),
     *(f"G{number}" for number in range(1, 10)),
-    *(f"L{number}" for number in range(1, 8)),
+    *(f"L{number}" for number in range(1, 10)),
 ]
 CITATION = re.compile(r"\b[WATKGL][1-9]\d?\b")
 CODE = re.compile(r"`([^`]+)`")

@@ -27,6 +27,9 @@ NAMES: Final = [*TOPICS, SCALABLE, *SEGMENTS]
 PRODUCERS: Final = (1, 2)
 CONSUMERS: Final = (3, 4, 5)
 SESSION: Final = 6
+SENDERS: Final = 20
+"""Added to the id of a segment of another cluster, it is the id of its sender's producer."""
+SOURCE: Final = "fuzz-cluster"
 ORDERED: Final = 7
 WATCH: Final = 8
 TRANSACTIONS: Final = 3000
@@ -120,6 +123,15 @@ def _for_consumers() -> Iterable[pb.BaseCommand]:
 
 def _for_others() -> Iterable[pb.BaseCommand]:
     commands: list[tuple[pb.BaseCommand.Type, Message]] = [
+        *(
+            (Kind.PRODUCER, _sender(segment_id, request_id))
+            for segment_id, request_id in ((3, 22), (4, 23))
+        ),
+        *(
+            (Kind.SEND, pb.CommandSend(producer_id=SENDERS + segment_id, sequence_id=number))
+            for segment_id in (3, 4)
+            for number in (0, 1)
+        ),
         (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=1)),
         (Kind.SEND, pb.CommandSend(producer_id=2, sequence_id=2, num_messages=3)),
         (Kind.SEND, pb.CommandSend(producer_id=1, sequence_id=3, is_chunk=True)),
@@ -164,6 +176,28 @@ def _for_others() -> Iterable[pb.BaseCommand]:
         ),
     ]
     return [basecommand(kind, command) for kind, command in commands]
+
+
+def _sender(segment_id: int, request_id: int) -> pb.CommandProducer:
+    """The sender of a segment of another cluster, which attaches to the first segment here."""
+    state = pb.SourceState(
+        incarnation=7,
+        segment_id=segment_id,
+        owner_epoch=1,
+        layout_epoch=1,
+        segments=[2, 3, 4],
+        ancestors=[2],
+        ledger_id=-1,
+        entry_id=-1,
+    )
+    return pb.CommandProducer(
+        topic=SEGMENTS[0],
+        producer_id=SENDERS + segment_id,
+        request_id=request_id,
+        producer_name=f"pulsar.repl.{SOURCE}.{segment_id}",
+        user_provided_producer_name=True,
+        source_state=state,
+    )
 
 
 def _about_names() -> Iterable[pb.BaseCommand]:
@@ -264,7 +298,7 @@ def entry(rng: random.Random, send: pb.CommandSend) -> bytes:
     if send.HasField("txnid_least_bits") and rng.randrange(8):
         metadata.txnid_most_bits = send.txnid_most_bits
         metadata.txnid_least_bits = send.txnid_least_bits
-    shape = rng.randrange(6)
+    shape = rng.randrange(7)
     if shape == 0:
         metadata.num_messages_in_batch = rng.choice([0, -1, 1, 3, 2**31 - 1])
         single = pb.SingleMessageMetadata(payload_size=0, partition_key="k")
@@ -281,6 +315,15 @@ def entry(rng: random.Random, send: pb.CommandSend) -> bytes:
         metadata.marker_type = rng.randrange(30)
         metadata.deliver_at_time = rng.choice([-1, 0, 2**62])
         metadata.entry_hash_min = 2**32 - 1
+    elif shape == 5:
+        metadata.replicated_from = SOURCE
+        part = metadata.replicated_part
+        part.incarnation, part.segment_id = 7, rng.choice([3, 3, 4, 2**64 - 1])
+        part.ledger_id = rng.choice([1, 1, 1, 2**63 - 1, 2**64 - 1])
+        part.entry_id = rng.choice([0, 1, 2, rng.randrange(1000), 2**64 - 1])
+        part.hash_start = rng.choice([0, 0, 100, 65_536])
+        part.hash_end = rng.choice([0x7FFF, 0xFFFF, 0, 2**32 - 1])
+        part.bucket_end = rng.choice([0xFFFF, 0xFFFF, 0, 99, 2**32 - 1])
     elif shape == 4:
         metadata.txnid_least_bits = metadata.txnid_most_bits = 2**64 - 1
         metadata.compression = pb.ZSTD

@@ -22,7 +22,7 @@ from tests.support.raw_client import RawClient
 from tests.support.waiting import end, until
 
 SEED: Final = 2_685_058_770
-FRAMES: Final = by_effort(quick=40_000, whole=60_000, nightly=2_000_000)
+FRAMES: Final = by_effort(quick=40_000, whole=40_000, nightly=2_000_000)
 SIDE_BY_SIDE: Final = 8
 BEGUN_AT_ONCE: Final = 100
 MEMORY_GROWTH: Final = 150 * 1024 * 1024

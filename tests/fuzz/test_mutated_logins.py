@@ -40,7 +40,7 @@ from tests.support.raw_client import basecommand
 from tests.unit.magnetar.wire.shells import RecordingShell, core, ready_core
 
 SEED: Final = 3_300_816_014
-FRAMES: Final = by_effort(quick=4_000, whole=10_000, nightly=1_000_000)
+FRAMES: Final = by_effort(quick=4_000, whole=4_000, nightly=1_000_000)
 BREAKING: Final = 10
 MAX_FRAME: Final = 64 * 1024
 NOW_S: Final = 1_800_000_000.0

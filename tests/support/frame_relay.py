@@ -53,6 +53,16 @@ class FrameRelay:
         """Whether the client gets that receipt.  Raises as `answered`."""
         return True
 
+    async def send_on(
+        self, frame: bytes, command: pb.BaseCommand | None, writer: asyncio.StreamWriter
+    ) -> None:
+        """Write what the client has sent to the broker.  Raises as `answered`."""
+        writer.write(frame)
+
+    async def hand_back(self, frame: bytes, writer: asyncio.StreamWriter) -> None:
+        """Write what the broker has sent to the client.  Raises as `answered`."""
+        writer.write(frame)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until one side of it ends."""
         task = asyncio.current_task()
@@ -76,10 +86,14 @@ class FrameRelay:
             for each in writers:
                 each.transport.abort()
 
-    async def close(self) -> None:
-        """End all connections.  Their tasks end by it: asyncio logs a trace of one cancelled."""
+    def reset(self) -> None:
+        """End all connections, whatever is on its way."""
         for writer in self._writers:
             writer.transport.abort()
+
+    async def close(self) -> None:
+        """End all connections.  Their tasks end by it: asyncio logs a trace of one cancelled."""
+        self.reset()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _is_handed_back(self, answer: pb.BaseCommand) -> bool:
@@ -95,7 +109,7 @@ class FrameRelay:
                 command = _command(frame)
                 if self.sent(frame, command) and command is not None:
                     awaited.add(_request_id(command))
-                writer.write(frame)
+                await self.send_on(frame, command, writer)
             await writer.drain()
         raise EOFError
 
@@ -113,7 +127,8 @@ class FrameRelay:
                         continue
                 elif answer is not None and not self._is_handed_back(answer):
                     continue
-                writer.write(frame if answer is None else frame.replace(theirs, self.url.encode()))
+                ours = frame if answer is None else frame.replace(theirs, self.url.encode())
+                await self.hand_back(ours, writer)
             await writer.drain()
         raise EOFError
 

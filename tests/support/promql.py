@@ -11,6 +11,7 @@ FAMILY_ENDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "counter": ("_total",),
     "gauge": ("",),
     "histogram": ("_bucket", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
     "info": ("_info",),
 }
 STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')

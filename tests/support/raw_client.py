@@ -29,6 +29,7 @@ from tests.support.raw_handles import (
     Session,
     basecommand,
 )
+from tests.support.waiting import TIMEOUT_S
 
 __all__ = [
     "BrokerError",
@@ -45,13 +46,12 @@ __all__ = [
 T = TypeVar("T")
 Kind = pb.BaseCommand
 MAX_FRAME_SIZE: Final = 64 * 1024 * 1024
-DEFAULT_TIMEOUT_S: Final = 20.0
 
 
 class RawClient(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
         self.connected = pb.CommandConnected()
         self.events: asyncio.Queue[pb.BaseCommand] = asyncio.Queue()
@@ -73,7 +73,7 @@ class RawClient(asyncio.Protocol):
         port: int,
         connect: pb.CommandConnect | None = None,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
         local: str | None = None,
         first_id: int = 1,
@@ -98,7 +98,7 @@ class RawClient(asyncio.Protocol):
         host: str,
         port: int,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
         local: str | None = None,
     ) -> "RawClient":

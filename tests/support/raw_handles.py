@@ -121,6 +121,7 @@ class RawProducer:
         payloads: Iterable[bytes],
         *,
         window: int = 1000,
+        metadata: pb.MessageMetadata | None = None,
         on_receipt: ReceiptCallback = lambda receipt: None,
     ) -> None:
         """Send with at most `window` without receipt; returns when the last receipt is there."""
@@ -130,7 +131,7 @@ class RawProducer:
                 self.client.write(b"".join(block))
                 block.clear()
                 await self._below(window)
-            number, frame = self.frame(payload)
+            number, frame = self.frame(payload, metadata=metadata)
             self._pending.append((number, on_receipt))
             block.append(frame)
         self.client.write(b"".join(block))

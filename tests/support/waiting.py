@@ -1,10 +1,14 @@
-"""Waiting for conditions, and ending what was started."""
+"""Waiting for conditions, counting turns of the event loop, and ending what was started."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-TIMEOUT_S = 30.0
+from tests.support.child_process import BESIDE_VARIABLE
+
+TIMEOUT_S = 300.0 if BESIDE_VARIABLE in os.environ else 30.0
+"""Longer for tests on the processor time that others leave."""
 POLL_S = 0.005
 
 
@@ -30,6 +34,19 @@ async def until_awaited(
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(POLL_S)
+
+
+def count_turns() -> Callable[[], int]:
+    """A function that returns the number of turns that the event loop has made from now on."""
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(count)
+
+    loop.call_soon(count)
+    return lambda: turns
 
 
 async def end(*tasks: "asyncio.Task[Any]") -> None:

@@ -1018,6 +1018,12 @@ REPLICATED_RANGES = 4096
 """Ranges of hashes, with a position of another cluster each, that a segment here remembers."""
 REPLICATED_SUBSCRIPTION_ENTRIES = 10_000
 """Unacknowledged entries of a segment whose origin one replicated subscription knows."""
+REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER = 500_000
+"""Unacknowledged entries whose origin the replicated subscriptions of all segments of a broker
+know, some 260 bytes each; above, each one of a segment knows
+REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED of them."""
+REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED = 500
+"""Such entries that each replicated subscription of a segment may know in any case."""
 REPLICATED_SUBSCRIPTION_ENTRIES_AT_ONCE = 1_000
 """Entries whose origin the replicated subscriptions of a segment take note of in one turn of the
 loop, all subscriptions together."""

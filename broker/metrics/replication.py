@@ -48,6 +48,14 @@ def replication_metrics(broker: Broker) -> Iterator[Metric]:
         )
         asked.add_metric(cluster, value)
         yield asked
+    entries = GaugeMetricFamily(
+        "magnetar_replicated_subscription_entries",
+        "Entries of segments whose origin is known, as replicated subscriptions have to"
+        " acknowledge them",
+        labels=labels,
+    )
+    entries.add_metric(cluster, replications.subscription_entries.held)
+    yield entries
     incomplete = GaugeMetricFamily(
         "magnetar_replication_incomplete_lists",
         "Lists of clusters in another cluster that lack one of the list here",

@@ -11,6 +11,7 @@ import structlog
 from broker.replication.errors import LoggedReasons
 from broker.replication.subscription_backlog import (
     NONE_LEFT,
+    EntryRoom,
     StoredEntry,
     SubscriptionBacklog,
     stored_entry_of,
@@ -54,6 +55,8 @@ class Exchange(NamedTuple):
     """Between two questions of one topic."""
     ask_soon: Callable[[TopicName, str], None]
     """Tell the leader of a scalable topic that there is something to ask another cluster."""
+    room: EntryRoom
+    """For the entries of all segments here that are not acknowledged."""
 
 
 class SentEntries(Protocol):
@@ -78,7 +81,7 @@ class SentEntries(Protocol):
 class _Tracked:
     """One replicated subscription, from its cursor's position on."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, room: EntryRoom) -> None:
         cursor = subscription.cursor
         self.subscription = subscription
         self.resets = cursor.resets
@@ -86,10 +89,11 @@ class _Tracked:
             cursor.mark_delete,
             cursor.is_acknowledged,
             limit=REPLICATED_SUBSCRIPTION_ENTRIES,
+            room=room,
             progress=lambda: cursor.progress,
         )
         self.told: dict[str, Position] = {}
-        """By cluster: below this position all is acknowledged here, as the cluster knows."""
+        """By cluster: below this position all is acknowledged here, and copies there too."""
         self._lacking: dict[tuple[str, int], Mapping[int, Position]] = {}
         """By cluster and incarnation: see `still_lacking`."""
 
@@ -193,7 +197,8 @@ class SegmentSubscriptions:
             self._timer = None
         if self._looking is not None:
             self._looking.cancel()
-        self._tracked.clear()
+        for name in list(self._tracked):
+            self._forget(name)
         # Its owner has it: a circle would wait for a garbage collection.
         self._sent = _Nothing()
 
@@ -287,8 +292,9 @@ class SegmentSubscriptions:
         tracked = {name: self._tracked[name] for name in answer.first if name in self._tracked}
         taken: dict[str, list[Position]] = {}
         for name, each in tracked.items():
-            below = answer.below.get(name, EARLIEST)
-            each.told[cluster] = max(below, each.told.get(cluster, EARLIEST))
+            # F9: copies behind the first one that is left may not have been read there.
+            known = min(answer.below.get(name, EARLIEST), answer.first[name])
+            each.told[cluster] = max(known, each.told.get(cluster, EARLIEST))
             if cursor.began is not None:
                 # The owner that was asked may have died with what it had passed over.
                 sent_after = max(cursor.began, answer.began)
@@ -313,7 +319,7 @@ class SegmentSubscriptions:
             # Cut off, as the leader's connection was lost: what is left is read anew.
             for name in waiting:
                 if self._tracked.get(name) is tracked[name]:
-                    del self._tracked[name]
+                    self._forget(name)
 
     def _state(self, cluster: str) -> SubscriptionState:
         self._track()
@@ -375,7 +381,7 @@ class SegmentSubscriptions:
         self._looking.add_done_callback(self._looked)
 
     async def _look(self) -> bool:
-        """Remind the leader of clusters that are to be asked; whether there are any."""
+        """Remind the leader of clusters that are to be asked; whether to look again by itself."""
         self._has_news = False
         try:
             await self._read_on()
@@ -388,7 +394,9 @@ class SegmentSubscriptions:
         unsettled = [each for each in self._sent.listed() if not self._state(each).settled]
         for cluster in unsettled:
             self._exchange.ask_soon(self._parent, cluster)
-        return bool(unsettled)
+        # What other segments held may be acknowledged meanwhile, and nobody tells this one.
+        waiting = any(each.backlog.waits_for_others for each in self._tracked.values())
+        return waiting or bool(unsettled)
 
     def _looked(self, task: "asyncio.Task[bool]") -> None:
         self._looking = None
@@ -414,13 +422,17 @@ class SegmentSubscriptions:
                 for name, each in self._topic.subscriptions.items()
                 if each.cursor.replicated
             }
-        for name in self._tracked.keys() - wanted.keys():
-            del self._tracked[name]
+        for name, tracked in list(self._tracked.items()):
+            if name not in wanted or not tracked.is_of(wanted[name]):
+                self._forget(name)
         for name, subscription in wanted.items():
-            tracked = self._tracked.get(name)
-            if tracked is None or not tracked.is_of(subscription):
-                tracked = self._tracked[name] = _Tracked(subscription)
-            tracked.backlog.moved(subscription.cursor.mark_delete)
+            if name not in self._tracked:
+                self._tracked[name] = _Tracked(subscription, self._exchange.room)
+            self._tracked[name].backlog.moved(subscription.cursor.mark_delete)
+
+    def _forget(self, name: str) -> None:
+        """Read a subscription anew if it is still replicated."""
+        self._tracked.pop(name).backlog.close()
 
     async def _read_on(self) -> None:
         """Read what is committed, as far as there is room, in slices.  Raises as reading does."""

@@ -14,6 +14,7 @@ from broker.replication.list_checks import ListChecks, ReplicationList
 from broker.replication.non_persistent_topic import ReplicatedNonPersistentTopic
 from broker.replication.replicated_segment import ReplicatedSegment
 from broker.replication.segment_subscriptions import Exchange
+from broker.replication.subscription_backlog import EntryRoom
 from broker.replication.subscriptions import (
     Connected,
     ReplicatedSubscriptions,
@@ -87,6 +88,8 @@ class Replications:
         """Topics that are to reach a cluster in another way."""
         self.snapshots = SnapshotCounts()
         """The counts of snapshots of replicated subscriptions."""
+        self.subscription_entries = EntryRoom()
+        """The entries of segments that replicated subscriptions have not acknowledged."""
         clusters.on_change(self._cluster_changed)
         self._random = rng
         self._settings = settings
@@ -187,6 +190,7 @@ class Replications:
             settings.enable_replicated_subscriptions,
             settings.replicated_subscriptions_snapshot_frequency_ms / 1000,
             ask_soon,
+            self.subscription_entries,
         )
         sources.on_incarnation(self._incarnation_changed)
 

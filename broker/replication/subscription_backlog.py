@@ -10,11 +10,16 @@ F10 and F11 are for what surrounds it).
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import takewhile
+from math import inf
 from typing import Final, NamedTuple
 
 from broker.topics.deduplication import chunk_of
 from broker.topics.replicated_ranges import EVERYTHING, SourceSegment, record_of
-from config.bounds import REPLICATED_SUBSCRIPTION_ENTRIES
+from config.bounds import (
+    REPLICATED_SUBSCRIPTION_ENTRIES,
+    REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED,
+    REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER,
+)
 from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 
@@ -69,6 +74,18 @@ class _Message(NamedTuple):
     clusters: Collection[str] | None
 
 
+class EntryRoom:
+    """How many entries the backlogs of a broker hold together."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def for_one(self) -> float:
+        """How many of them one backlog may hold now."""
+        is_full = self.held >= REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER
+        return REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED if is_full else inf
+
+
 class SubscriptionBacklog:
     """The entries of one segment that one subscription has not acknowledged, by their origin.
 
@@ -82,15 +99,18 @@ class SubscriptionBacklog:
         is_acknowledged: Callable[[Position], bool],
         *,
         limit: int = REPLICATED_SUBSCRIPTION_ENTRIES,
+        room: EntryRoom | None = None,
         progress: Callable[[], object] = object,
     ) -> None:
         """Begin at a cursor's mark-delete position; `is_acknowledged` asks that cursor.
 
-        With `limit` entries that are not acknowledged there is no room for more.  `progress` is a
-        value that is another one once more are.
+        With `limit` entries that are not acknowledged, or as `room` has it for those of several
+        backlogs, there is no room for more.  `progress` is a value that is another one once more
+        are acknowledged.
         """
         self._is_acknowledged = is_acknowledged
         self._limit = limit
+        self._room = room or EntryRoom()
         self._read = mark_delete
         self._held = 0
         self._progress = progress
@@ -116,14 +136,25 @@ class SubscriptionBacklog:
 
     def has_room(self) -> bool:
         """Whether one more entry may be read."""
-        if self._held < self._limit:
+        if self._held < self._most():
             return True
         # Of many entries it takes long: not again and again while nothing is acknowledged.
         progress = self._progress()
         if progress != self._counted:
             self._counted = progress
             self._drop_acknowledged()
-        return self._held < self._limit
+        return self._held < self._most()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it has no room now, and would have some if other backlogs held less."""
+        return self._most() <= self._held < self._limit
+
+    def close(self) -> None:
+        """Hold nothing any more: what was read is not used again."""
+        self._room.held -= self._held
+        self._room = EntryRoom()
+        self._room.held = self._held
 
     def add(self, entry: StoredEntry) -> None:
         """Take the next entry of the log; those that are acknowledged may be left out."""
@@ -133,7 +164,7 @@ class SubscriptionBacklog:
             self._last[source] = max(at, self._last.get(source, EARLIEST))
         if self._is_acknowledged(entry.position):
             return
-        self._held += 1
+        self._hold(1)
         if entry.of_no_origin:
             self._others.append(entry.position)
             return
@@ -227,16 +258,24 @@ class SubscriptionBacklog:
 
     # Helpers
 
+    def _most(self) -> float:
+        return min(self._limit, self._room.for_one())
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        self._room.held += more
+        assert 0 <= self._held <= self._room.held
+
     def _is_done(self, message: _Message) -> bool:
         return all(self._is_acknowledged(each) for each in message.entries)
 
     def _drop_front(self, messages: deque[_Message]) -> None:
         while messages and self._is_done(messages[0]):
-            self._held -= len(messages.popleft().entries)
+            self._hold(-len(messages.popleft().entries))
 
     def _entries_of(self, messages: Iterable[_Message]) -> list[Position]:
         entries = [each for message in messages for each in message.entries]
-        self._held -= len(entries)
+        self._hold(-len(entries))
         return [each for each in entries if not self._is_acknowledged(each)]
 
     def _drop_acknowledged(self) -> None:
@@ -253,7 +292,8 @@ class SubscriptionBacklog:
                 del self._chunks[uuid]
         self._others = [each for each in self._others if not self._is_acknowledged(each)]
         whole = sum(len(each.entries) for kept in self._messages.values() for each in kept)
-        self._held = whole + sum(map(len, self._chunks.values())) + len(self._others)
+        held = whole + sum(map(len, self._chunks.values())) + len(self._others)
+        self._hold(held - self._held)
 
 
 def _is_for(message: _Message, cluster: str) -> bool:

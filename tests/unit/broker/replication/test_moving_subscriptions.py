@@ -1,5 +1,6 @@
 """Subscriptions of a scalable topic in two clusters: consumers go on where they stopped."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,9 +9,14 @@ from typing import Any, Literal
 import pytest
 
 import magnetar
+from broker.scalable.subscription_exchange import SubscriptionExchange
 from broker.topics.truncation import truncate
+from magnetar.protocol import pulsar_pb2 as pb
+from magnetar.protocol.names import parse_topic_name
+from tests.support.bounds import set_bound
 from tests.support.waiting import until, until_awaited
 from tests.unit.broker.replication.conftest import Cluster, replicating
+from tests.unit.broker.replication.test_scalable_topic_backlogs import publish
 from tests.unit.broker.replication.test_scalable_topics import (
     PATH,
     TOPIC,
@@ -91,9 +97,13 @@ async def until_left(cluster: Cluster, count: int) -> None:
     await until_awaited(is_so)
 
 
+def exchange_of(cluster: Cluster) -> SubscriptionExchange:
+    return cluster.broker.scalable.subscription_exchange
+
+
 async def until_asked_again(cluster: Cluster) -> None:
     """Return when the other cluster has answered questions that were asked after this call."""
-    exchange = cluster.broker.scalable.subscription_exchange
+    exchange = exchange_of(cluster)
     before = exchange.questions
     await until(lambda: exchange.questions > before + 1)
 
@@ -329,3 +339,58 @@ async def test_a_subscription_without_gaps_stays_so_over_a_restart_and_a_split(
     # None of it was consumed in east: only what is noted in west tells that none is missing.
     await take(west, "queue", len(messages_of(written)))
     await until_left(east, 0)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"REPLICATED_SUBSCRIPTION_ENTRIES": 5},
+        {
+            "REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER": 5,
+            "REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED": 2,
+        },
+    ],
+    ids=["of a segment", "of a broker"],
+)
+async def test_cluster_with_more_copies_than_it_tracks_is_told_until_all_are_acknowledged(
+    quick: Pair, bounds: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bounds.items():
+        set_bound(monkeypatch, name, value)
+    east, west = quick
+    await make(east, 2)
+    await make(west, 3)
+    written: Written = {}
+    async with writing(east, written, batching=False) as writer:
+        await writer.write(4)
+        await has(west, written)
+    await take(east, "queue", len(messages_of(written)))
+    await until_left(west, 0)
+
+
+async def test_segment_reads_on_once_others_of_its_broker_have_made_room(
+    quick: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER", 5)
+    set_bound(monkeypatch, "REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED", 3)
+    set_bound(monkeypatch, "SUBSCRIPTION_IDLE_PERIODS", 2)
+    east, west = quick
+    await make(east)
+    await make(west)
+    async with consuming(east, "queue"):
+        pass
+    room, exchange = east.broker.replications.subscription_entries, exchange_of(east)
+    room.held += 5  # by other segments
+    stays = pb.MessageMetadata(replicate_to=["__local__"])
+    await publish(east, [b"x"] * 3, [stays] * 3)
+    written: Written = {}
+    async with writing(east, written, batching=False) as writer:
+        await writer.write(1)
+    await has(west, written)
+    assert set(await take(west, "queue", len(messages_of(written)))) == messages_of(written)
+    await until(lambda: not exchange.status(parse_topic_name(TOPIC)))
+    # What was due is done, and nothing happens any more that has the segment read on.
+    await asyncio.sleep(4 * PERIOD_MS / 1000)
+    assert await backlog(east) == 3 + len(messages_of(written))
+    room.held -= 5
+    await until_left(east, 3)

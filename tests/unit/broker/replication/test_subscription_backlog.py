@@ -4,6 +4,7 @@ import pytest
 
 from broker.replication.subscription_backlog import (
     NONE_LEFT,
+    EntryRoom,
     StoredEntry,
     SubscriptionBacklog,
     stored_entry_of,
@@ -12,6 +13,7 @@ from broker.topics.replicated_ranges import PartRecord, SourceSegment
 from broker.topics.subscription_positions import FirstCopy, first_left
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, Position
+from tests.support.bounds import set_bound
 
 X = SourceSegment("east", 1, 0)
 Y = SourceSegment("east", 1, 5)
@@ -26,9 +28,17 @@ def at(entry: int) -> Position:
 class Cursor:
     """The acknowledged positions, and the backlog that asks for them."""
 
-    def __init__(self, *entries: StoredEntry, limit: int = 100) -> None:
+    def __init__(
+        self, *entries: StoredEntry, limit: int = 100, room: EntryRoom | None = None
+    ) -> None:
         self.acked: set[Position] = set()
-        self.backlog = SubscriptionBacklog(EARLIEST, self.acked.__contains__, limit=limit)
+        self.backlog = SubscriptionBacklog(
+            EARLIEST,
+            self.acked.__contains__,
+            limit=limit,
+            room=room,
+            progress=lambda: len(self.acked),
+        )
         for entry in entries:
             self.backlog.add(entry)
 
@@ -259,3 +269,43 @@ def test_full_backlog_is_counted_again_once_more_entries_are_acknowledged() -> N
     assert not backlog.has_room()
     acked.add(at(3))
     assert backlog.has_room()
+
+
+def test_backlogs_of_a_broker_share_its_room_and_each_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER", 4)
+    set_bound(monkeypatch, "REPLICATED_SUBSCRIPTION_ENTRIES_ASSURED", 2)
+    room = EntryRoom()
+    first, second = Cursor(room=room), Cursor(limit=3, room=room)
+
+    def fill(cursor: Cursor) -> int:
+        added = 0
+        while cursor.backlog.has_room():
+            cursor.backlog.add(own(added))
+            added += 1
+        return added
+
+    assert [fill(first), fill(second), room.held] == [4, 2, 6]
+    assert second.backlog.waits_for_others
+    assert first.backlog.waits_for_others
+    first.acknowledge(at(0), at(1))
+    assert not first.backlog.has_room()
+    assert [room.held, second.backlog.has_room()] == [4, False]
+    first.acknowledge(at(2))
+    assert not second.backlog.has_room()
+    assert first.backlog.has_room()
+    assert second.backlog.has_room()
+    second.backlog.add(own(2))
+    assert not second.backlog.has_room()
+    assert not second.backlog.waits_for_others
+
+
+def test_backlog_that_is_not_used_any_more_takes_no_room() -> None:
+    room = EntryRoom()
+    kept, closed = Cursor(own(0), room=room), Cursor(own(0), own(1), room=room)
+    closed.backlog.close()
+    assert room.held == 1
+    assert closed.backlog.acknowledge_own("west", at(9), EARLIEST, at(9)) == [at(0), at(1)]
+    assert kept.backlog.acknowledge_own("west", at(9), EARLIEST, at(9)) == [at(0)]
+    assert room.held == 0

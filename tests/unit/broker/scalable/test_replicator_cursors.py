@@ -11,6 +11,7 @@ from broker.replication.list_checks import ListChecks, ReplicationList
 from broker.replication.remote_cluster import RemoteCluster
 from broker.replication.replicated_segment import ReplicatedSegment
 from broker.replication.segment_subscriptions import Exchange
+from broker.replication.subscription_backlog import EntryRoom
 from broker.scalable.records import topic_path
 from broker.scalable.segment_requests import CreateSubscription
 from broker.topics.compaction.reserved import ReservedSubscription
@@ -172,7 +173,7 @@ class NoClusters:
 
     local = "standalone"
     start = LATEST
-    exchange = Exchange(True, 1.0, ignore)
+    exchange = Exchange(True, 1.0, ignore, EntryRoom())
 
     def __init__(self, node: Node) -> None:
         self.schemas = node.schemas

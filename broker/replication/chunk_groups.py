@@ -44,6 +44,10 @@ class ChunkGroups:
         if whole is not None:
             return whole[:-1] if position == whole[-1] else None
         group = self._groups.get(uuid)
+        if group is None and chunk_id:
+            # Of a message that was given up, or begun before the log: it takes no other's place.
+            self._dropped.append(position)
+            return None
         if group is None or (chunk_id == 0 and position not in group.positions):
             # A producer that begins anew: consumers drop what it sent before.
             self._drop(uuid)

@@ -77,6 +77,18 @@ def test_the_message_begun_first_is_given_up_above_the_limit() -> None:
     assert groups.add(at(3), "b", 1, 2, 0) == (at(1),)
 
 
+def test_chunks_of_a_message_that_was_given_up_cost_no_other_one() -> None:
+    groups = ChunkGroups(limit=2)
+    for number, uuid in enumerate("abc"):
+        groups.add(at(number), uuid, 0, 3, 0)
+    for number, uuid in enumerate("abc"):
+        assert groups.add(at(3 + number), uuid, 1, 3, 0) is None
+    assert groups.add(at(6), "a", 2, 3, 0) is None
+    assert groups.dropped() == [at(0), at(3), at(6)]
+    assert groups.add(at(7), "b", 2, 3, 0) == (at(1), at(4))
+    assert groups.add(at(8), "c", 2, 3, 0) == (at(2), at(5))
+
+
 def test_a_whole_message_that_comes_twice_is_sent_twice() -> None:
     groups = ChunkGroups()
     groups.add(at(0), "a", 0, 2, 0)

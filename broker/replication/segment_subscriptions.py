@@ -30,6 +30,7 @@ from broker.topics.subscription_positions import (
 from broker.topics.topic import Topic
 from broker.topics.weak_references import TopicGone, require_present
 from config.bounds import (
+    CURSORS_AT_ONCE,
     READ_BATCH_BYTES,
     READ_BATCH_ENTRIES,
     REPLICATED_SUBSCRIPTION_ENTRIES,
@@ -43,6 +44,7 @@ from magnetar.protocol.names import TopicName, segment_name
 from magnetar.protocol.server_error import MagnetarError
 from storage.callbacks import ignore
 from storage.managed_ledger.types import CursorNotFound, Entry, ManagedLedgerState
+from txn.ack_records import for_each
 
 log = structlog.get_logger(__name__)
 
@@ -223,7 +225,8 @@ class SegmentSubscriptions:
     async def take_positions(self, told: PositionsTold) -> CopiesLeft:
         """Acknowledge the copies that are acknowledged in their source cluster (F1, F8).
 
-        Raises `StaleSender`, and the errors of reading and of proving that the segment is owned.
+        Raises `StaleSender`, and the errors of reading, of writing and of proving that the segment
+        is owned.
         """
         await self._read_on()
         # Nothing is awaited from here on until all is decided.
@@ -248,6 +251,9 @@ class SegmentSubscriptions:
             name for name in told.below if is_active and not _has(topic.subscriptions, name)
         )
         await self._acknowledge(tracked, taken)
+        # F9: once it is told that nothing is left, the other cluster asks no more.
+        dirty = [s for each in tracked.values() if (s := each.subscription).cursor.dirty]
+        await for_each(dirty, Subscription.persist, at_once=CURSORS_AT_ONCE)
         if sources is None or sources.is_newest(told.cluster, told.incarnation):
             await self.note_complete(told.cluster, first.keys() - late)
         if first and topic.context.transactions.eager_epochs:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from shutil import copytree, rmtree
 from typing import Any, Literal
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.waiting import until, until_awaited
 from tests.unit.broker.replication.conftest import Cluster, replicating
 from tests.unit.broker.replication.test_scalable_topic_backlogs import publish
 from tests.unit.broker.replication.test_scalable_topics import (
+    KEYS,
     PATH,
     TOPIC,
     Pair,
@@ -39,6 +41,7 @@ __all__ = ["pair"]
 KINDS = ("stream", "queue")
 Start = Literal["earliest", "latest"]
 PERIOD_MS = 50
+NEVER_MS = 10**9
 
 
 @pytest.fixture
@@ -394,3 +397,28 @@ async def test_segment_reads_on_once_others_of_its_broker_have_made_room(
     assert await backlog(east) == 3 + len(messages_of(written))
     room.held -= 5
     await until_left(east, 3)
+
+
+async def test_what_a_cluster_has_answered_outlives_its_crash(quick: Pair, tmp_path: Path) -> None:
+    east, west = quick
+    west.settings["cursor_flush_ms"] = NEVER_MS
+    await west.stop()
+    await west.start()
+    await make(east)
+    await make(west)
+    written: Written = {}
+    async with writing(east, written, batching=False) as writer:
+        # The first answers are noted with the position, once nothing is missing in west.
+        for _ in range(3):
+            await writer.write(1)
+            await has(west, written)
+            await take(east, "queue", len(KEYS))
+            await until_left(west, 0)
+    # The east has nothing more to tell, so that it never asks again.
+    await until(lambda: not exchange_of(east).status(parse_topic_name(TOPIC)))
+    copytree(tmp_path / "west", tmp_path / "crashed")
+    await west.stop()
+    rmtree(tmp_path / "west")
+    copytree(tmp_path / "crashed", tmp_path / "west")
+    await west.start()
+    assert await backlog(west) == 0

@@ -102,7 +102,7 @@ class NonPersistentReplicator(ProducerOwner):
         self._logged = LoggedReasons()
         self._turns = SendTurns(self._run)
         self._producer = OnDemandProducer(
-            self._make_producer(), self._make_producer, self._queue, self._run
+            self._make_producer(), self._make_producer, self._queue, self._left
         )
 
     def _make_producer(self) -> RemoteProducer:
@@ -180,6 +180,11 @@ class NonPersistentReplicator(ProducerOwner):
                     return
             self._queue.remove()
             self._send(entry, metadata, version)
+
+    def _left(self) -> None:
+        """Come back for what was published while it left."""
+        self._failed = False
+        self._producer.return_if_needed()
 
     def _may_send(self) -> bool:
         producer = self._producer.current

@@ -1,12 +1,16 @@
 """Non-persistent topics in two clusters, each of which sends its messages to the other one."""
 
+import asyncio
+
 import pytest
 
 from broker.replication.non_persistent_replicator import NonPersistentReplicator
 from broker.replication.non_persistent_topic import ReplicatedNonPersistentTopic
+from broker.replication.remote_producer import RemoteProducer
 from broker.topics.topic_stats import NO_REPLICATION, replication_of_all
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.message import build_entry
+from magnetar.wire.connection import Connection
 from tests.support.bounds import set_bound
 from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import RawClient
@@ -108,6 +112,31 @@ async def test_first_message_is_kept_until_its_replicator_is_attached(
         await producer.send(b"%d" % number)
         assert (await consumer.receive()).payload == b"%d" % number
     assert (await sent_by(east))["msgDropRate"] == 0
+    await sender.close()
+    await client.close()
+
+
+async def test_message_that_comes_while_its_replicator_leaves_arrives(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, may_leave, leaves = list[str](), asyncio.Event(), RemoteProducer.leave
+
+    async def leave(producer: RemoteProducer, connection: Connection) -> None:
+        leaving.append(producer.cluster)
+        await may_leave.wait()
+        await leaves(producer, connection)
+
+    monkeypatch.setattr(RemoteProducer, "leave", leave)
+    set_bound(monkeypatch, "REPLICATOR_IDLE_S", 0.05)
+    east, west = pair
+    client, consumer = await consuming(west)
+    sender = await east.client()
+    producer = await sender.create_producer(TOPIC)
+    await until(lambda: "west" in leaving)
+    assert not replicators(east)["west"].resting
+    await producer.send(b"0")
+    may_leave.set()
+    assert (await consumer.receive()).payload == b"0"
     await sender.close()
     await client.close()
 

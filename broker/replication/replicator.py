@@ -85,7 +85,7 @@ class Replicator(ProducerOwner):
             self._make_producer(resends=resends),
             partial(self._make_producer, resends=True),
             subscription,
-            self.run,
+            self._left,
         )
         self._awaits_remote = False
         """Whether the next entry has to be sent: then nothing is read before it is attached."""
@@ -201,6 +201,11 @@ class Replicator(ProducerOwner):
         """Log why it is not attached, each reason once until another one comes."""
         if self._logged.is_new(error):
             log.warning("replicator_refused", error=str(error), **self._names)
+
+    def _left(self) -> None:
+        """Go on with what came while it left: an entry, or the time of a snapshot."""
+        self._subscriptions.cluster_reached()
+        self.run()
 
     def stored(self, position: Position, *, before: bool) -> None:
         """Acknowledge an entry that the other cluster has.

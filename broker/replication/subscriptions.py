@@ -125,7 +125,7 @@ class ReplicatedSubscriptions:
         self._arm()
 
     def cluster_reached(self) -> None:
-        """Take the snapshot that waited for a cluster."""
+        """Take the snapshot that waited for a cluster, or for one that is to be left out now."""
         self._arm()
 
     def message_read(self, position: Position) -> None:
@@ -159,7 +159,7 @@ class ReplicatedSubscriptions:
             request_id = snapshots.begin(now_s, self._newest, remotes)
             if request_id is not None:
                 self._write(SnapshotRequest(request_id, self._local))
-        # While a cluster is away, `cluster_reached` comes when it is back.
+        # While a cluster is away, `cluster_reached` comes when it is back, or leaves the list.
         waits = wanted and remotes is not None and not snapshots.includes(self._newest)
         if self.pending or waits:
             self._arm()

@@ -106,6 +106,11 @@ class ReplicatedTopic(ClusterReplicators["Replicator"]):
             await super()._begin(remote)
             self.subscriptions.changed()
 
+    async def _end(self, remote: str) -> None:
+        # A snapshot may have waited for this cluster alone.
+        self.subscriptions.cluster_reached()
+        await super()._end(remote)
+
     def _make_replicator(self, remote: str, cursor: Subscription) -> "Replicator":
         # Not imported at the top: a broker that is alone starts sooner.
         from broker.replication.entries import Route  # noqa: PLC0415

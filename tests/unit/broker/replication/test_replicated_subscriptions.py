@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from broker.replication.remote_producer import RemoteProducer
 from broker.replication.topic_replication import ReplicatedTopic
 from broker.topics.subscription import Subscription
 from broker.topics.subscription_markers import SubscriptionUpdate, marker_entry
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import Position
 from magnetar.protocol.message import parse_metadata
+from magnetar.wire.connection import Connection
 from storage.managed_ledger.types import Entry
 from tests.support.bounds import set_bound
+from tests.support.child_process import free_port
 from tests.support.metrics_text import metrics_text
 from tests.support.raw_client import RawClient
 from tests.support.raw_handles import Delivery, RawConsumer
@@ -257,6 +260,56 @@ async def test_no_timer_runs_while_a_cluster_is_away_and_a_snapshot_is_taken_onc
     await until(east.is_done)
     copied = await newest(west)
     await take(consumer, 2)
+    await until(lambda: is_past(west, copied))
+    await client.close()
+
+
+async def test_snapshot_that_waited_for_a_cluster_is_taken_without_it_once_the_list_is(
+    pair: Pair,
+) -> None:
+    east, west = pair
+    away = {"brokerServiceUrl": f"pulsar://127.0.0.1:{free_port()}"}
+    await east.ask("PUT", "/admin/v2/clusters/away", away)
+    names = ["away", "east", "west"]
+    await east.ask("POST", "/admin/v2/tenants/public", {"allowedClusters": names})
+    await east.replicate(*names)
+    client, consumer = await attach(east)
+    await east.publish(b"0")
+    await until(lambda: "away" in east.replicators())
+    await until(lambda: not east.replicators()["west"].subscription.backlog)
+    copied = await newest(west)
+    await take(consumer, 1)
+    await until(lambda: is_settled(east))
+    assert not is_past(west, copied)
+    await east.replicate("east", "west")
+    await until(lambda: is_past(west, copied))
+    await client.close()
+
+
+async def test_snapshot_that_was_due_while_a_replicator_left_is_taken(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, may_leave, leaves = list[str](), asyncio.Event(), RemoteProducer.leave
+
+    async def leave(producer: RemoteProducer, connection: Connection) -> None:
+        leaving.append(producer.cluster)
+        if producer.cluster == "west":
+            await may_leave.wait()
+        await leaves(producer, connection)
+
+    monkeypatch.setattr(RemoteProducer, "leave", leave)
+    set_bound(monkeypatch, "REPLICATOR_IDLE_S", 0.2)
+    east, west = pair
+    client, consumer = await attach(east)
+    await until(lambda: "west" in leaving and is_settled(east))
+    # The replicator has nothing to send, as it is from there.
+    before = end(east)
+    await west.publish(b"0")
+    await until(lambda: end(east) > before and east.is_done())
+    await until(lambda: is_settled(east))
+    may_leave.set()
+    copied = await newest(west)
+    await take(consumer, 1)
     await until(lambda: is_past(west, copied))
     await client.close()
 

@@ -1055,7 +1055,8 @@ PENDING_SNAPSHOTS = 10
 """Snapshots of the replicated subscriptions of one topic that wait for answers of other
 clusters."""
 SUBSCRIPTION_UPDATES_WAITING = 1_000
-"""Subscriptions of one topic that another cluster moved, and that are to be moved here."""
+"""Subscriptions of one topic that other clusters moved, and that are to be moved here; with so many
+the topic's replicators wait."""
 REFUSAL_DRAIN_S = 5.0
 """How long a replicator waits for the answers to what it sent before and behind an entry that the
 other cluster refused, until it attaches again: some clusters do not answer what is behind."""

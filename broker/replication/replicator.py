@@ -257,7 +257,8 @@ class Replicator(ProducerOwner):
         last = self._topic.max_read_position()
         if self.connected and not self._may_send():
             return False
-        if not reader.fill(last, REPLICATOR_WINDOW_ENTRIES):
+        is_there = reader.fill(last, REPLICATOR_WINDOW_ENTRIES)
+        if not (is_there and self._subscriptions.may_receive(self._turns.wake)):
             return False
         entry = reader.buffer[0]
         metadata = self._metadata_to_send(entry)

@@ -166,6 +166,10 @@ class ReplicatedSubscriptions:
 
     # What other clusters wrote
 
+    def may_receive(self, then: Callable[[], None]) -> bool:
+        """Whether another marker may be received now; if not, `then` is called when it may."""
+        return self._updates.has_room(then)
+
     def received(
         self, remote: str, entry: Entry, metadata: MessageMetadata, done: Callable[[], None]
     ) -> None:
@@ -226,6 +230,8 @@ class _Updates:
         self._reference = ref(topic)
         self._waiting: dict[tuple[str, str], tuple[Position, list[Callable[[], None]]]] = {}
         """The furthest position, and what to call there, by cluster and subscription."""
+        self._held_up: dict[Callable[[], None], None] = {}
+        """What to call when there is room for another subscription."""
         self._task: asyncio.Task[None] | None = None
         self._logged = LoggedReasons()
 
@@ -234,22 +240,27 @@ class _Updates:
         """Whether a subscription is being moved."""
         return self._task is not None
 
+    def has_room(self, then: Callable[[], None]) -> bool:
+        """Whether another subscription may wait; if not, `then` is called when it may."""
+        if len(self._waiting) < SUBSCRIPTION_UPDATES_WAITING:
+            return True
+        self._held_up[then] = None
+        return False
+
     def add(
         self, remote: str, subscription: str, position: Position, done: Callable[[], None]
     ) -> None:
-        """Move a subscription; `done` is called when that is durable, or has failed."""
+        """Move a subscription; `done` is called when that is durable, or has failed.
+
+        Call it while there `has_room`.
+        """
         waiting = self._waiting.get((remote, subscription))
-        if waiting is None and len(self._waiting) >= SUBSCRIPTION_UPDATES_WAITING:
-            # The next snapshot brings another one.
-            log.warning("subscription_update_dropped", subscription=subscription)
-            done()
-            return
         furthest, callbacks = waiting or (position, [])
         self._waiting[remote, subscription] = max(furthest, position), callbacks
         if len(callbacks) < SUBSCRIPTION_UPDATES_WAITING:
             callbacks.append(done)
         else:
-            # As for one subscription too many: it is moved, unless the broker dies before.
+            # It is moved, unless the broker dies before.
             done()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -257,6 +268,7 @@ class _Updates:
     def close(self) -> None:
         """Move no more: what waits comes again."""
         self._waiting.clear()
+        self._held_up.clear()
         if self._task is not None:
             self._task.cancel()
 
@@ -267,17 +279,23 @@ class _Updates:
                 position, callbacks = self._waiting.pop((remote, subscription))
                 try:
                     await self._move(remote, subscription, position)
-                except MagnetarError as error:
+                except Exception as error:  # noqa: BLE001 - one subscription holds up no other
                     self._log(subscription, error)
-                for done in callbacks:
-                    done()
+                held_up, self._held_up = self._held_up, {}
+                for call in (*callbacks, *held_up):
+                    call()
         finally:
             self._task = None
 
-    def _log(self, subscription: str, error: MagnetarError) -> None:
+    def _log(self, subscription: str, error: Exception) -> None:
         """Log why a subscription is not moved, each reason once until another one comes."""
         if self._logged.is_new(error):
-            log.warning("subscription_not_moved", subscription=subscription, error=str(error))
+            log.warning(
+                "subscription_not_moved",
+                subscription=subscription,
+                error=str(error),
+                exc_info=None if isinstance(error, MagnetarError) else error,
+            )
 
     async def _move(self, remote: str, name: str, position: Position) -> None:
         topic = require_present(self._reference)

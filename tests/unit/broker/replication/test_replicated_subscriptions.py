@@ -402,23 +402,29 @@ async def test_subscription_that_may_not_be_made_there_is_made_once_it_may(pair:
     await other.close()
 
 
-async def test_subscriptions_that_wait_to_be_moved_have_a_bound(
+async def test_more_subscriptions_than_may_wait_to_be_moved_are_all_moved(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    east, west = pair
-    set_bound(monkeypatch, "SUBSCRIPTION_UPDATES_WAITING", 0)
-    client, consumer = await attach(east)
-    await published(east, 3)
-    await take(consumer, 3)
-    await until(lambda: is_told(east, west))
-    # The marker counts as done, and the next one brings the subscription to its place.
-    assert subscription(west) is None
     set_bound(monkeypatch, "SUBSCRIPTION_UPDATES_WAITING", 1)
-    await published(east, 1, 3)
+    east, west = pair
+    moving, moves, consumed = list[str](), asyncio.Event(), Subscription.consumed_elsewhere
+
+    async def wait(subscription: Subscription, position: Position, began: Position) -> None:
+        moving.append(subscription.name)
+        await moves.wait()
+        await consumed(subscription, position, began)
+
+    monkeypatch.setattr(Subscription, "consumed_elsewhere", wait)
+    client, names = await east.client(), [f"s{number}" for number in range(4)]
+    consumers = [await client.subscribe(TOPIC, each, options(), permits=1000) for each in names]
+    await published(east, 3)
     copied = await newest(west)
-    (last,) = await receive(consumer, 1)
-    consumer.ack(last.message_id)
-    await until(lambda: is_past(west, copied))
+    for consumer in consumers:
+        await take(consumer, 3)
+    await until(lambda: moving and east.is_done())
+    moves.set()
+    # Nothing is published any more, and so no other snapshot is taken.
+    await until(lambda: all(is_past(west, copied, each) for each in names))
     await client.close()
 
 

@@ -118,7 +118,7 @@ class TopicReplication(Protocol):
         ...
 
     def subscriptions_changed(self) -> None:
-        """Note that a subscription is to be replicated from now on."""
+        """Note that a subscription is to be replicated from now on, or no longer."""
         ...
 
     def subscription_passed(self, subscription: str, snapshot: Snapshot) -> None:

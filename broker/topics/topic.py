@@ -754,6 +754,8 @@ class Topic:
         except (MetadataError, LedgerError):
             await self._restore(Subscription(self, name, subscription.cursor))
             raise
+        if subscription.cursor.replicated:
+            self.replication.subscriptions_changed()
         if subscription.durable:
             await self._forget_transactions_of(name)
 

@@ -766,6 +766,17 @@ async def test_leader_is_reminded_when_the_other_cluster_has_got_what_is_acknowl
     await until(lambda: bool(asked))
 
 
+async def test_deleted_subscription_takes_no_room_from_those_of_other_segments(pair: Pair) -> None:
+    east, west = pair
+    await written_in(east, west)
+    await Question(east, west).run()
+    rooms = [each.broker.replications.subscription_entries for each in pair]
+    assert all(each.held for each in rooms)
+    for each in pair:
+        await (await segment(each)).unsubscribe(SUB, force=True)
+    await until(lambda: not any(each.held for each in rooms))
+
+
 async def test_closed_segment_with_a_replicated_subscription_is_freed_at_once(pair: Pair) -> None:
     east, west = pair
     await written_in(east, west)

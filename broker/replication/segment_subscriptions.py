@@ -397,6 +397,9 @@ class SegmentSubscriptions:
                 segment = str(self._topic.name)
                 log.warning("subscription_not_read", segment=segment, error=str(error))
             self._has_news = True
+        for each in list(self._tracked.values()):
+            each.backlog.make_room()
+            await asyncio.sleep(0)
         unsettled = [each for each in self._sent.listed() if not self._state(each).settled]
         for cluster in unsettled:
             self._exchange.ask_soon(self._parent, cluster)
@@ -411,9 +414,9 @@ class SegmentSubscriptions:
         error = task.exception()
         if error is not None:
             log.error("subscription_not_read", segment=str(self._parent), exc_info=error)
-        elif self._has_news:
+        if error is None and self._has_news:
             self._look_in(self._exchange.period_s)
-        elif task.result():
+        elif error is not None or task.result():
             # A leader that asks goes on by itself.  Another one may follow it that does not know.
             self._look_in(SUBSCRIPTION_IDLE_PERIODS * self._exchange.period_s)
 

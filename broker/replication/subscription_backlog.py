@@ -80,6 +80,11 @@ class EntryRoom:
     def __init__(self) -> None:
         self.held = 0
 
+    @property
+    def is_scarce(self) -> bool:
+        """Whether so many are held that there may soon be no room for more."""
+        return 2 * self.held > REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER
+
     def for_one(self) -> float:
         """How many of them one backlog may hold now."""
         is_full = self.held >= REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER
@@ -138,12 +143,20 @@ class SubscriptionBacklog:
         """Whether one more entry may be read."""
         if self._held < self._most():
             return True
+        self._count_again()
+        return self._held < self._most()
+
+    def make_room(self) -> None:
+        """Leave the room of what was acknowledged behind others to those who may need it."""
+        if self._held and self._room.is_scarce:
+            self._count_again()
+
+    def _count_again(self) -> None:
         # Of many entries it takes long: not again and again while nothing is acknowledged.
         progress = self._progress()
         if progress != self._counted:
             self._counted = progress
             self._drop_acknowledged()
-        return self._held < self._most()
 
     @property
     def waits_for_others(self) -> bool:

@@ -747,6 +747,39 @@ async def test_leader_is_reminded_of_news_and_nothing_runs_without(
     await until(lambda: running.quiet)
 
 
+async def test_unexpected_error_does_not_end_that_the_leader_is_reminded(
+    quick: tuple[Pair, list[tuple[TopicName, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (east, west), asked = quick
+    failures: list[str] = []
+
+    def fail(_: ReplicatedSegment, cluster: str) -> None:
+        failures.append(cluster)
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ReplicatedSegment, "last_sent", fail)
+        await written_in(east, west)
+        failures.clear()
+        # What came until now is looked at, in vain.
+        await until(lambda: failures)
+        await asyncio.sleep(0.1)
+    asked.clear()
+    await until(lambda: bool(asked))
+
+
+async def test_what_is_acknowledged_behind_others_leaves_its_room_where_there_is_little(
+    quick: tuple[Pair, list[tuple[TopicName, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (east, west), _ = quick
+    room = east.broker.replications.subscription_entries
+    count = await written_in(east, west)
+    await until(lambda: room.held == count)
+    set_bound(monkeypatch, "REPLICATED_SUBSCRIPTION_ENTRIES_OF_BROKER", count)
+    await acknowledge(east, range(1, count))
+    await until(lambda: room.held == 1)
+
+
 async def test_leader_is_reminded_when_the_other_cluster_has_got_what_is_acknowledged(
     quick: tuple[Pair, list[tuple[TopicName, str]]],
 ) -> None:

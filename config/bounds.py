@@ -1000,8 +1000,9 @@ TOKEN_CLOCK_SKEW_MAX_S = 600
 # Geo-replication
 NON_PERSISTENT_QUEUE_ENTRIES = 1_000
 NON_PERSISTENT_QUEUE_BYTES = 4 * 1024 * 1024
-"""Entries and bytes of a non-persistent topic that wait for one other cluster, and entries that
-were sent and are not answered; more are dropped.  Apache Pulsar drops above as many entries."""
+"""Entries and bytes of a non-persistent topic that wait for one other cluster, or one that is
+larger, and entries that were sent and are not answered; more are dropped.  Apache Pulsar drops
+above as many entries."""
 REPLICATOR_WINDOW_ENTRIES = 1_000
 """Entries of one replicator that were sent to another cluster and are not answered."""
 REPLICATED_CHUNKED_MESSAGES = 100

@@ -48,7 +48,9 @@ class EntryQueue:
     def add(self, entry: bytes, metadata: MessageMetadata) -> bool:
         """Add an entry; False, and it is not added, if there is no room."""
         size_bytes = self._size_bytes + len(entry)
-        if self.backlog >= NON_PERSISTENT_QUEUE_ENTRIES or size_bytes > NON_PERSISTENT_QUEUE_BYTES:
+        # The largest one has room too, alone.
+        has_bytes = size_bytes <= NON_PERSISTENT_QUEUE_BYTES or not self._entries
+        if self.backlog >= NON_PERSISTENT_QUEUE_ENTRIES or not has_bytes:
             return False
         self._entries.append((entry, metadata))
         self._size_bytes = size_bytes

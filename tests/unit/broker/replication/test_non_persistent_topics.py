@@ -116,6 +116,22 @@ async def test_first_message_is_kept_until_its_replicator_is_attached(
     await client.close()
 
 
+async def test_message_that_is_larger_than_the_queue_is_sent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "NON_PERSISTENT_QUEUE_BYTES", 100)
+    east, west = pair
+    client, consumer = await consuming(west)
+    sender = await east.client()
+    producer = await sender.create_producer(TOPIC)
+    await until(lambda: is_connected(east))
+    for payload in (b"x" * 200, b"last"):
+        await producer.send(payload)
+        assert (await consumer.receive()).payload == payload
+    await sender.close()
+    await client.close()
+
+
 async def test_message_that_comes_while_its_replicator_leaves_arrives(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,6 +263,8 @@ class Replicator(ProducerOwner):
         entry = reader.buffer[0]
         metadata = self._metadata_to_send(entry)
         if metadata is None:
+            # Whatever was refused of it, nothing has to wait for it any more.
+            self._refused.remove(entry.position)
             reader.buffer.popleft()
             return True
         if not self.connected:

@@ -4,6 +4,7 @@ import pytest
 
 from broker.policies.schema_compatibility import IncompatibleSchema
 from broker.replication.errors import RemoteRefused
+from broker.replication.remote_producer import RemoteProducer
 from broker.topics.weak_references import TopicGone
 from config.bounds import MAX_MESSAGE_SIZE
 from magnetar.protocol import pulsar_pb2 as pb
@@ -84,6 +85,28 @@ async def test_a_refused_entry_that_is_skipped_here_is_not_sent(
     await east.publish(b"behind")
     await until(east.is_done)
     assert await west.payloads(1) == [b"behind"]
+
+
+async def test_a_refused_entry_that_is_too_old_by_then_does_not_slow_down_those_behind_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "REPLICATION_RETRY_MAX_S", 0.2)
+    east, west = pair
+    await west.messages(0)
+    send_at_most(monkeypatch, west, 1000)
+    client = await east.client()
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"x" * 2000, metadata=pb.MessageMetadata(publish_time=1))
+    await until(lambda: "let it take more" in failure_of(east))
+    await east.ask("POST", f"{NAMESPACE}/messageTTL", 60)
+    await until(east.is_done)
+    monkeypatch.setattr(RemoteProducer, "take_receipt", lambda *_: None)
+    now_ms = east.broker.clock.now_ms()
+    for payload in MESSAGES[:5]:
+        await producer.send(payload, metadata=pb.MessageMetadata(publish_time=now_ms))
+    # Its statistics were not asked for meanwhile.
+    await until(lambda: len(east.replicators()["west"].producer.window) == 5)
+    await client.close()
 
 
 async def test_an_entry_as_large_as_may_be_arrives_with_its_origin(pair: Pair) -> None:

@@ -1,6 +1,7 @@
 """Pruning: sealed segments that nobody needs leave the layout, and their data is deleted."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -18,6 +19,7 @@ from broker.scalable.segment_view import SegmentView
 from broker.scalable.segments import Segments
 from broker.scalable.steps import RESHAPES, Step, StepKind, new_attempt
 from broker.scalable.topic_store import StoredTopic, TopicStore
+from broker.topics.source_positions import REPLICATOR_PREFIX
 from magnetar.protocol.names import TopicName
 from storage.clock import Clock
 from storage.managed_ledger.types import Retention
@@ -49,7 +51,10 @@ class Pruner:
         unsubscribed_retention_ms: int,
         leftovers: Leftovers,
         counters: ScalableCounters,
+        ask_soon: Callable[[TopicName, str], None],
     ) -> None:
+        """`ask_soon` has a cluster told of the subscriptions of a topic."""
+        self._ask_soon = ask_soon
         self._topics = topics
         self._store = store
         self._segments = segments
@@ -67,7 +72,7 @@ class Pruner:
             if self._topics.known(live.name) is not live:
                 return []
             stored = live.stored
-            gone = await self._choose(live, retention)
+            gone = sorted(await self._choose(live, retention))
             return gone if gone and await self._prune(live, stored, gone, retention) else []
 
     async def recover(self, step: Step) -> None:
@@ -91,16 +96,19 @@ class Pruner:
         await self._store.end(step)
         self._leftovers.discard(step)
 
-    async def _choose(self, live: LiveTopic, retention: Retention) -> list[int]:
-        gone: set[int] = set()
+    async def _choose(self, live: LiveTopic, retention: Retention) -> dict[int, SegmentView]:
+        gone: dict[int, SegmentView] = {}
         reshaped = await self._reshaped(live.name)
         for segment in live.layout.sealed:
-            if segment.segment_id in live.sealing | reshaped or set(segment.parent_ids) - gone:
+            if (
+                segment.segment_id in live.sealing | reshaped
+                or set(segment.parent_ids) - gone.keys()
+            ):
                 continue
             view = await self._segments.ask(ViewSegment(segment_of(live.name, segment)))
             if self._may_go(segment, view, retention):
-                gone.add(segment.segment_id)
-        return sorted(gone)
+                gone[segment.segment_id] = view
+        return gone
 
     async def _reshaped(self, name: TopicName) -> set[int]:
         """The parents in noted splits and merges, whose subscriptions are not carried over yet."""
@@ -140,7 +148,8 @@ class Pruner:
             log.info("prune_postponed", topic=str(live.name), because=leftover.key)
             return False
         # While the step was being noted a client may have subscribed, or a seek gone back.
-        if await self._choose(live, retention) != gone:
+        views = await self._choose(live, retention)
+        if sorted(views) != gone:
             await self._store.end(step)
             self._leftovers.discard(step)
             return False
@@ -150,6 +159,9 @@ class Pruner:
         record = replace(before, layout=after, kept_changes=kept)
         stored = await self._store.change(found, record)
         self._topics.publish(live, stored)
+        # They may have copies of these segments, of which nobody tells any more (F8).
+        for cursor in {name for view in views.values() for name in view.replicator_cursors}:
+            self._ask_soon(live.name, cursor.removeprefix(REPLICATOR_PREFIX))
         self._counters.layout_changes[history.ChangeKind.PRUNE] += 1
         entry = history.of_prune(after, gone, now_ms=self._clock.now_ms())
         await self._store.append_history(live.name, entry)

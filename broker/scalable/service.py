@@ -124,11 +124,11 @@ class ScalableTopics(SegmentReports):
         # Last, in the same turn: a producer that is refused has been sent the new layout before.
         self._topics.on_layout(self._refuse_producers)
         self.namespace_watches = NamespaceWatches(broker.metadata, self._store, broker.namespaces)
-        self._assemble_changes()
         self.replicated = ScalableSourceTopics(
             self._segments, self._read_anew, self.renew_incarnation, self._topics.on_incarnation
         )
         self.subscription_exchange = self._make_exchange()
+        self._assemble_changes()
         self._work = BackgroundTasks()
         self._idle: IdleWatch[LiveTopic] = IdleWatch(settings.idle_topic_unload_s)
         self._forget = (
@@ -200,7 +200,11 @@ class ScalableTopics(SegmentReports):
             self._migrated,
         )
         self._pruner = Pruner(
-            *parts, settings.unsubscribed_retention_minutes * MINUTE_MS, leftovers, self.counters
+            *parts,
+            settings.unsubscribed_retention_minutes * MINUTE_MS,
+            leftovers,
+            self.counters,
+            self.subscription_exchange.ask_soon,
         )
         self.load_reporter = LoadReporter(broker, self._topics, self._store)
         self.scaler = AutoScaler(

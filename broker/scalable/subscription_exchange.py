@@ -122,6 +122,9 @@ class _Asking:
         """Whether an owner has said, since all were asked last, that there is something to ask."""
         self.exchanged: list[tuple[Positions, SubscriptionsLeft]] = []
         """The questions of last time, and the answers."""
+        self.known: Collection[int] = ()
+        """The segments of which the cluster has acknowledged all that it was told, and no others:
+        of those that were pruned it may have copies (F8)."""
         self.answered_ms: int | None = None
         self.error: MagnetarError | None = None
 
@@ -294,13 +297,10 @@ class SubscriptionExchange:
         layout = live.layout
         own = _own_segments(live.name, layout)
         states = await self._states(own, cluster)
-        if states.keys() == own.keys() and all(each.settled for each in states.values()):
+        below = _to_tell(states)
+        is_settled = states.keys() == own.keys() and all(each.settled for each in states.values())
+        if is_settled and (asking.known == layout.segments.keys() or not below):
             return _Outcome.NOTHING_LEFT
-        below: dict[str, dict[int, Position]] = {}
-        for segment_id, state in states.items():
-            if state.answered is not None:
-                for name, position in state.below.items():
-                    below.setdefault(name, {})[segment_id] = position
         made_for = _made_for(states.values()) if states.keys() == own.keys() else frozenset()
         incarnation = await self._incarnation_of(live)
         before, asking.exchanged = asking.exchanged, []
@@ -318,6 +318,8 @@ class SubscriptionExchange:
             asking.answered_ms = self._clock.now_ms()
             asking.exchanged.append((part, answer))
             await self._take(cluster, own, states, part, answer)
+        if all(_is_known(*each) for each in asking.exchanged):
+            asking.known = layout.segments.keys()
         return _Outcome.SAME if asking.exchanged == before else _Outcome.MOVED
 
     async def _states(
@@ -472,6 +474,25 @@ def _own_segments(topic: TopicName, layout: Layout) -> dict[int, SegmentName]:
         for each in layout.segments.values()
         if each.legacy_topic_name is None
     }
+
+
+def _to_tell(states: Mapping[int, SubscriptionState]) -> Positions:
+    """How far the subscriptions have come in each segment that is replicated to the cluster."""
+    below: dict[str, dict[int, Position]] = {}
+    for segment_id, state in states.items():
+        if state.answered is not None:
+            for name, position in state.below.items():
+                below.setdefault(name, {})[segment_id] = position
+    return below
+
+
+def _is_known(told: Positions, answer: SubscriptionsLeft) -> bool:
+    """Whether a cluster has read its logs to the end, and has acknowledged all that it was told."""
+    return all(
+        answer.first.get(name, {}).get(segment_id, EARLIEST) >= position
+        for name, positions in told.items()
+        for segment_id, position in positions.items()
+    )
 
 
 def _first_left(

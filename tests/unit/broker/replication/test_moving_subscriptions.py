@@ -16,7 +16,7 @@ from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import parse_topic_name
 from tests.support.bounds import set_bound
 from tests.support.waiting import until, until_awaited
-from tests.unit.broker.replication.conftest import Cluster, replicating
+from tests.unit.broker.replication.conftest import NAMESPACE, Cluster, replicating
 from tests.unit.broker.replication.test_scalable_topic_backlogs import publish
 from tests.unit.broker.replication.test_scalable_topics import (
     KEYS,
@@ -27,6 +27,7 @@ from tests.unit.broker.replication.test_scalable_topics import (
     active,
     client_of,
     has,
+    is_done,
     make,
     merge,
     pair,
@@ -422,3 +423,33 @@ async def test_what_a_cluster_has_answered_outlives_its_crash(quick: Pair, tmp_p
     copytree(tmp_path / "crashed", tmp_path / "west")
     await west.start()
     assert await backlog(west) == 0
+
+
+@pytest.mark.parametrize("tracked", [5, 100])
+async def test_cluster_that_was_away_learns_that_a_segment_was_consumed_and_pruned(
+    quick: Pair, tracked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(monkeypatch, "REPLICATED_SUBSCRIPTION_ENTRIES", tracked)
+    east, west = quick
+    nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    await east.ask("POST", f"{NAMESPACE}/retention", nothing)
+    await make(east)
+    await make(west)
+    async with consuming(east, "queue"):
+        pass
+    written: Written = {}
+    async with writing(east, written, batching=False) as writer:
+        await writer.write(1)
+    await has(west, written)
+    await split(east, 0)
+    # The west knows that nothing is to be told of the children.
+    await until_asked_again(east)
+    await until(lambda: is_done(east))
+    await west.stop()
+    assert len(await take(east, "queue", len(KEYS))) == len(KEYS)
+    await east.broker.scalable.prune_all()
+    record = await east.broker.scalable.get(parse_topic_name(TOPIC))
+    assert sorted(record.layout.segments) == [1, 2]
+    await west.start()
+    await until_left(west, 0)
+    await until(lambda: not exchange_of(east).status(parse_topic_name(TOPIC)))

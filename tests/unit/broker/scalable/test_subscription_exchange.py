@@ -189,10 +189,29 @@ async def test_a_cluster_is_told_of_all_segments_and_its_answer_reaches_their_ow
 
 async def test_nothing_is_asked_once_all_owners_have_nothing_to_tell(east: East) -> None:
     east.have(settled=True, s={0: at(3), 1: at(4)})
+    east.west.answer = SubscriptionsLeft(THERE, {"s": {0: at(3), 1: at(4)}})
     east.exchange.ask_soon(TOPIC, "west")
-    await until(lambda: east.owners.views == 2)
+    # Once, in any case: of segments that were pruned no owner tells.
+    await until(lambda: len(east.west.questions) == 1)
     await east.is_quiet()
-    assert not east.west.questions
+    assert len(east.west.questions) == 1
+
+
+async def test_a_cluster_is_asked_until_it_has_acknowledged_all_with_the_segments_of_now(
+    east: East,
+) -> None:
+    east.have(settled=True, s={0: at(3), 1: at(4)})
+    # It has not read all of its logs, and so not all copies of segments that were pruned.
+    east.west.answer = SubscriptionsLeft(THERE, {"s": {0: at(3), 1: EARLIEST}})
+    east.exchange.ask_soon(TOPIC, "west")
+    await until(lambda: len(east.west.questions) == 2)
+    east.west.answer = ServiceNotReady("Not now.")
+    await until(lambda: len(east.west.questions) == 4)
+    east.layout = layouts.split(east.layout, 0, now_ms=1).layout
+    east.have(settled=True, s={0: at(3), 1: at(4)})
+    east.west.answer = SubscriptionsLeft(THERE, {"s": {0: at(3), 1: at(5)}})
+    await east.is_quiet()
+    assert east.west.questions[-1].segments == east.layout.segments.keys()
 
 
 async def test_a_reminder_that_comes_while_owners_are_asked_the_last_time_is_not_lost(

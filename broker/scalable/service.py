@@ -199,13 +199,9 @@ class ScalableTopics(SegmentReports):
             broker.random,
             self._migrated,
         )
-        self._pruner = Pruner(
-            *parts,
-            settings.unsubscribed_retention_minutes * MINUTE_MS,
-            leftovers,
-            self.counters,
-            self.subscription_exchange.ask_soon,
-        )
+        kept_ms = settings.unsubscribed_retention_minutes * MINUTE_MS
+        ask_soon = self.subscription_exchange.ask_soon
+        self._pruner = Pruner(*parts, kept_ms, leftovers, self.counters, ask_soon)
         self.load_reporter = LoadReporter(broker, self._topics, self._store)
         self.scaler = AutoScaler(
             broker,

@@ -12,6 +12,7 @@ from broker.replication.errors import LoggedReasons
 from broker.replication.snapshots import NextRound, Snapshots
 from broker.topics.compaction.reserved import require_of_clients
 from broker.topics.source_positions import REPLICATOR_PREFIX
+from broker.topics.subscription import Subscription
 from broker.topics.subscription_markers import (
     Snapshot,
     SnapshotRequest,
@@ -23,13 +24,21 @@ from broker.topics.subscription_markers import (
 )
 from broker.topics.topic import Topic
 from broker.topics.weak_references import require_present
-from config.bounds import PENDING_SNAPSHOTS, SUBSCRIPTION_UPDATES_WAITING
+from config.bounds import (
+    PENDING_SNAPSHOTS,
+    REPLICATION_RETRY_MAX_S,
+    REPLICATION_RETRY_MIN_S,
+    SUBSCRIPTION_UPDATES_WAITING,
+)
 from config.settings import Settings
+from magnetar.protocol.backoff import Backoff
 from magnetar.protocol.ids import EARLIEST, Position
 from magnetar.protocol.message import payload_of
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from magnetar.protocol.server_error import MagnetarError
+from storage.ledger.store import LedgerError
 from storage.managed_ledger.types import Entry
+from storage.metadata.store import MetadataError
 
 log = structlog.get_logger(__name__)
 
@@ -307,8 +316,17 @@ class _Updates:
         if subscription is None:
             require_of_clients(name)
             # What the other cluster never got was never to be consumed by this subscription.
-            start = min(began, position)
-            subscription = await topic.create_subscription(name, start, replicated=True)
+            subscription = await self._make(topic, name, min(began, position))
             log.info("subscription_created_for_cluster", topic=str(topic.name), subscription=name)
         if subscription.cursor.replicated:
             await subscription.consumed_elsewhere(position, began)
+
+    async def _make(self, topic: Topic, name: str, start: Position) -> Subscription:
+        """Make a subscription, as soon as the store works: no other UPDATE may come."""
+        pauses = Backoff(REPLICATION_RETRY_MIN_S, REPLICATION_RETRY_MAX_S)
+        while True:
+            try:
+                return await topic.create_subscription(name, start, replicated=True)
+            except (LedgerError, MetadataError) as error:
+                self._log(name, error)
+            await asyncio.sleep(pauses.pause_s())

@@ -11,11 +11,13 @@ from broker.replication.remote_producer import RemoteProducer
 from broker.replication.topic_replication import ReplicatedTopic
 from broker.topics.subscription import Subscription
 from broker.topics.subscription_markers import SubscriptionUpdate, marker_entry
+from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import Position
 from magnetar.protocol.message import parse_metadata
 from magnetar.wire.connection import Connection
 from storage.managed_ledger.types import Entry
+from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.child_process import free_port
 from tests.support.metrics_text import metrics_text
@@ -400,6 +402,29 @@ async def test_subscription_that_may_not_be_made_there_is_made_once_it_may(pair:
     await until(lambda: is_past(west, copied))
     await client.close()
     await other.close()
+
+
+async def test_subscription_is_made_there_once_the_store_works_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    east, west = pair
+    failures: list[str] = []
+
+    async def fail(_: Topic, name: str, *__: object, **___: object) -> Subscription:
+        failures.append(name)
+        raise MetadataError("The store does not answer.")
+
+    client, consumer = await attach(east)
+    await published(east, 3)
+    copied = await newest(west)
+    with monkeypatch.context() as broken:
+        broken.setattr(Topic, "create_subscription", fail)
+        await take(consumer, 3)
+        await until(lambda: failures)
+        await until(east.is_done)
+    # Nothing is published any more, and so no other snapshot is taken.
+    await until(lambda: is_past(west, copied))
+    await client.close()
 
 
 async def test_more_subscriptions_than_may_wait_to_be_moved_are_all_moved(

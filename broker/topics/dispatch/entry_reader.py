@@ -197,8 +197,13 @@ class EntryReader:
             max_bytes=READ_BATCH_BYTES,
             up_to=limit,
         )
-        if generation == self._generation:
+        if generation != self._generation:
+            return
+        if entries:
             self._buffer(entries, limit)
+        else:
+            # All up to there is gone, such as what compaction removed: it is not read again.
+            self.position = max(self.position, self._ledger.next_position(limit))
 
     async def _read_single(self, generation: int, position: Position, *, dense: bool) -> None:
         max_entries = READ_BATCH_ENTRIES if dense else 1

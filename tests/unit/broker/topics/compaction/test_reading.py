@@ -9,10 +9,12 @@ from broker.app.service import Broker
 from broker.topics.compaction.run import compact
 from broker.topics.topic import Topic
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.ids import EARLIEST, to_wire
+from magnetar.protocol.ids import EARLIEST, Position, to_wire
 from magnetar.protocol.message import build_batch
 from magnetar.protocol.names import parse_topic_name
+from storage.managed_ledger.compacted import CompactedLedger
 from storage.managed_ledger.compacted_record import COMPACTION_CURSOR
+from storage.managed_ledger.types import Entry
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient, RawConsumer
 from tests.support.waiting import until
@@ -117,6 +119,40 @@ async def test_when_every_key_is_deleted_there_is_no_last_message(broker: Broker
     assert await taken(consumer, 0) == []
     await send(client, ("b", b"1"))
     assert await taken(consumer, 1) == [("b", b"1")]
+    await client.close()
+
+
+ALL_DELETED: Sequence[Pair] = [("a", b"1"), ("a", b"")]
+
+
+@pytest.mark.parametrize("pairs", [ROUNDS, ALL_DELETED], ids=["some are kept", "none is kept"])
+async def test_a_reader_behind_which_all_was_removed_waits_and_learns_of_the_end(
+    broker: Broker, pairs: Sequence[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await RawClient.open("127.0.0.1", broker.port)
+    await send(client, *pairs)
+    topic = await compacted(broker)
+    starts: list[Position] = []
+    read = CompactedLedger.read
+
+    async def counted(
+        self: CompactedLedger, start: Position, *, max_entries: int, max_bytes: int
+    ) -> list[Entry]:
+        starts.append(start)
+        return await read(self, start, max_entries=max_entries, max_bytes=max_bytes)
+
+    monkeypatch.setattr(CompactedLedger, "read", counted)
+    consumer = await reader(client)
+    await taken(consumer, 2 if pairs is ROUNDS else 0)
+    dispatcher = topic.subscriptions["r"].dispatcher
+    assert dispatcher is not None
+    await until(lambda: dispatcher.reader.next_position > topic.ledger.last_confirmed)
+    # The kept ones, and once that there are no more.
+    assert len(starts) <= 2
+    await topic.seal()
+    event = await client.wait(consumer.events.get())
+    assert event.type == pb.BaseCommand.REACHED_END_OF_TOPIC
+    assert len(starts) <= 2
     await client.close()
 
 

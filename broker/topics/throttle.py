@@ -169,8 +169,8 @@ class Throttle:
         self._then = then
         self._counts = counts
         self._waits_for: RateLimit | None = None
-        self._called_by: RateLimit | None = None
-        """The limit that has called `then`, until `allows` is asked."""
+        self._called_by: set[RateLimit] = set()
+        """The limits that have called `then`, until something may be sent."""
         self.exhausted = False
         """Whether `take` has taken the last token since `allows` was asked."""
 
@@ -178,14 +178,15 @@ class Throttle:
         """Whether anything may be sent now; if not, `then` is called when it may."""
         if self._waits_for is not None:
             return False
-        called_by, self._called_by = self._called_by, None
         for limit in self._limits:
-            # At the limit that has called this one it has waited for its turn, and at no other.
-            if limit.wait_s() > 0 or (limit.has_waiting and limit is not called_by):
+            # At a limit that has called this one it has waited for its turn.  It does not again:
+            # where many wait at two limits, each would go on sending them to the other's end.
+            if limit.wait_s() > 0 or (limit.has_waiting and limit not in self._called_by):
                 self._counts[limit.level, limit.lacks_bytes] += 1
                 self._waits_for = limit
                 limit.wait(self._called)
                 return False
+        self._called_by.clear()
         self.exhausted = False
         return True
 
@@ -205,7 +206,9 @@ class Throttle:
             self._waits_for = None
 
     def _called(self) -> None:
-        self._called_by, self._waits_for = self._waits_for, None
+        if self._waits_for is not None:
+            self._called_by.add(self._waits_for)
+            self._waits_for = None
         self._then()
 
 

@@ -121,6 +121,31 @@ def test_subscriptions_share_the_rate_of_their_topic_and_of_the_broker() -> None
     run(scenario())
 
 
+def test_those_that_wait_at_two_rates_get_on_when_both_have_tokens_at_the_same_time() -> None:
+    async def scenario() -> None:
+        of_topic = RateLimit(MessageRate(10, 0), Level.TOPIC)
+        of_broker = RateLimit(MessageRate(1000, 0), Level.BROKER)
+        topic = FakeTopic()
+        topic.dispatch_limits = of_topic, of_broker
+        fill(topic, 10)
+        peers: list[FakeConnection] = []
+        for taken, limit in ((2099, of_broker), (20, of_topic)):
+            # Of either rate there is a token after 1.1 s.
+            limit.take(taken, 0)
+            for _ in range(5):
+                subscription = topic.subscription(f"s{len(peers)}")
+                peers.append((await attach(subscription, EXCLUSIVE, permits=1000))[1])
+            await settle()
+        assert not any(peer.got() for peer in peers)
+        await asyncio.sleep(1.1)
+        await settle(200)
+        assert sum(len(peer.got()) for peer in peers) == 1
+        await asyncio.sleep(9)
+        assert [len(peer.got()) for peer in peers] == [pytest.approx(9, abs=1)] * 10
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("kind", [SHARED, SubscriptionType.KEY_SHARED])
 def test_redelivered_messages_count_too(kind: SubscriptionType) -> None:
     async def scenario() -> None:

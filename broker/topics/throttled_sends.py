@@ -16,7 +16,7 @@ class ThrottledSends:
 
     A connection above its bound is not read until half of it is free; all that it carries stops
     then, as in Pulsar.  While all together are above the bound of all, no connection is read that
-    has any waiting.
+    has any waiting; once half of that is free, all are read that are below their own.
     """
 
     __slots__ = ("_bytes", "_connection_bytes", "_paused", "_total_bytes", "total")
@@ -54,5 +54,14 @@ class ThrottledSends:
         # One that has nothing waiting goes on in any case, as nobody else would have it go on.
         few = held <= self._connection_bytes // 2 and self.total <= self._total_bytes
         if connection in self._paused and (few or not held):
-            self._paused.discard(connection)
-            connection.resume_reading(THROTTLED)
+            self._resume(connection)
+        half = self._total_bytes // 2
+        if self._paused and self.total <= half < self.total + size:
+            # What waits of theirs may wait for long yet, at a lower rate than that of the others.
+            for each in list(self._paused):
+                if self._bytes.get(each, 0) <= self._connection_bytes // 2:
+                    self._resume(each)
+
+    def _resume(self, connection: ClientConnection) -> None:
+        self._paused.discard(connection)
+        connection.resume_reading(THROTTLED)

@@ -270,6 +270,25 @@ def test_all_connections_with_sends_that_wait_stop_at_the_bound_of_all() -> None
     run(scenario())
 
 
+def test_a_connection_goes_on_when_others_have_less_waiting_whatever_its_own_rate_is() -> None:
+    async def scenario() -> None:
+        sends = ThrottledSends(total_bytes=8 * HELD)
+        slow, fast = (ThrottledBench(MessageRate(0, rate), sends) for rate in (1, 10 * len(ENTRY)))
+        (peer, patient), (other, busy) = slow.producer(), fast.producer()
+        slow.come(patient, 0, 1)
+        fast.come(busy, *range(17))
+        assert not other.paused
+        slow.come(patient, 2)
+        assert peer.paused == {"publish rates"}
+        await asyncio.sleep(0.35)
+        assert peer.paused
+        await asyncio.sleep(0.1)
+        assert not peer.paused
+        assert (slow.stored, sends.total // HELD) == (1, 4)
+
+    run(scenario())
+
+
 def test_sends_of_a_producer_that_is_closed_at_once_are_dropped_without_receipts() -> None:
     async def scenario() -> None:
         sends = ThrottledSends()

@@ -78,6 +78,8 @@ class KeySharedDispatcher(PendingDispatcher):
 
     def held(self, position: Position, messages: int) -> None:
         """See the base class."""
+        if self._reads_no_more:
+            self.wake()
         owner = self._owner(None, position)
         if owner is not None:
             key_hash: int | None = owner.pending[position][1]

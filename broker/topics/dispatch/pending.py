@@ -232,7 +232,7 @@ class PendingDispatcher(Dispatcher):
                 was_full = was_full or each.blocked_on_unacked
                 self._relieve(each, position, left)
         if not left and (parted or owner is None):
-            was_full = was_full or self._delayed.full
+            was_full = was_full or self._reads_no_more
             self._delayed.discard(position)
             self._forget_waiting(position)
             self._parted.discard(position)
@@ -254,7 +254,7 @@ class PendingDispatcher(Dispatcher):
 
     def held(self, position: Position, messages: int) -> None:
         """See the base class.  The entry's redelivery count is kept."""
-        was_full = self.blocked_on_unacked or self._delayed.full
+        was_full = self.blocked_on_unacked or self._reads_no_more
         for owner in self._owners(position):
             was_full = was_full or owner.blocked_on_unacked
             self._relieve(owner, position, ~messages)
@@ -329,6 +329,11 @@ class PendingDispatcher(Dispatcher):
         self._timer.aim(None if waits and self._due_capacity() <= 0 else due_ms)
 
     # Shared code
+
+    @property
+    def _reads_no_more(self) -> bool:
+        """Whether as many entries are delayed, or wait, as may be in memory."""
+        return self._delayed.full or self._due_capacity() <= 0
 
     def _can_receive(self, consumer: Consumer) -> bool:
         """Whether `consumer` may get an entry now; if only its socket is full, wake up later."""

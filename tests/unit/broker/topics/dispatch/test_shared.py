@@ -8,9 +8,11 @@ import pytest
 from broker.topics.consumer import Consumer, KeySharedMode, KeySharedPolicy, SubscriptionType
 from broker.topics.dispatch.entry_reader import GONE, EntryReader
 from broker.topics.dispatch.errors import ConsumerAssignError, ConsumerNotAllowed
+from broker.topics.dispatch.key_shared import KeySharedDispatcher
 from broker.topics.dispatch.pending import PendingDispatcher
 from broker.topics.subscription import Subscription
 from magnetar.protocol.ids import Position
+from magnetar.protocol.key_hash import sticky_hash
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from tests.support.bounds import set_bound
 from tests.support.waiting import count_turns, until
@@ -432,6 +434,34 @@ async def test_look_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck.flow(1000)
     await settle(100)
     assert sorted(stuck_peer.got() + peer.got()) == list(range(300))
+
+
+async def test_reading_goes_on_when_what_waited_at_the_bound_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "KEY_SHARED_LOOK_AHEAD_ENTRIES", 2)
+    topic = FakeTopic()
+    subscription = topic.subscription()
+    slow, slow_peer = await attach(subscription, KEY_SHARED, "a", permits=2)
+    _, peer = await attach(subscription, KEY_SHARED, "b", permits=1000)
+    assert isinstance(subscription.dispatcher, KeySharedDispatcher)
+    owner = subscription.dispatcher._order.assignment.owner
+    of_slow, of_other = (
+        next(key for key in "abcdefgh" if (owner(sticky_hash(key.encode())) is slow) is mine)
+        for mine in (True, False)
+    )
+    keyed(topic, of_slow * 2)
+    await settle()
+    assert slow_peer.got() == [0, 1]
+    # Its client acknowledges what it asked for again, and gave no permits for.
+    subscription.redeliver(slow, None, None)
+    await settle()
+    keyed(topic, of_other * 3)
+    await settle()
+    assert peer.got() == []
+    ack(slow, 0, 1)
+    await settle()
+    assert peer.got() == [2, 3, 4]
 
 
 async def test_sticky_ranges_are_checked_and_kept() -> None:

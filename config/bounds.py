@@ -248,6 +248,8 @@ NON_PERSISTENT_CHECK_S = 15
 """Time between two checks for such topics."""
 IDLE_TOPICS_TO_TRIM = 100_000
 """Unloaded topics that are loaded again when retention ends; others wait for their next user."""
+TRIM_RETRY_MS = 60_000
+"""How long after a failure such a topic is loaded again."""
 
 QUOTA_CHECK_TOPICS = 100
 """Topics whose backlog quotas are checked in one turn of the loop."""

@@ -8,12 +8,12 @@ from weakref import ref
 import structlog
 
 from broker.placement import Placement
-from broker.topics.inactive_topics import is_deletable
+from broker.topics.inactive_topics import NOT_OURS, is_deletable
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
 from broker.topics.subscription_expiry import expires_at_ms
 from broker.topics.topic import Topic
-from config.bounds import IDLE_LOOK_S, IDLE_TOPICS_TO_TRIM
+from config.bounds import IDLE_LOOK_S, IDLE_TOPICS_TO_TRIM, TRIM_RETRY_MS
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
 from magnetar.protocol.names import TopicName
@@ -167,8 +167,12 @@ class IdleTopics:
             del self._to_trim[name]
             try:
                 await self._broker.topics.get(name, create=False)
-            except MagnetarError as error:
+            except NOT_OURS as error:
                 log.debug("idle_topic_not_trimmed", topic=str(name), error=str(error))
+            except MagnetarError as error:
+                # Such as a store that is away: nobody else would load it.
+                log.info("idle_topic_not_trimmed_yet", topic=str(name), error=str(error))
+                self._to_trim[name] = now_ms + TRIM_RETRY_MS
 
 
 def _has_messages_to_expire(topic: Topic) -> bool:

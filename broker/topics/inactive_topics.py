@@ -1,20 +1,25 @@
 """Deletion of topics that nobody uses (the policy inactiveTopicPolicies)."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 from weakref import ref
 
 import structlog
 
+from broker.placement import OwnedElsewhere
+from broker.policies.namespaces import NamespaceNotFound, TenantNotFound
 from broker.topics.offloading import Offloads
 from broker.topics.registry import TopicRegistry
-from broker.topics.topic import Topic
+from broker.topics.topic import Topic, TopicNotFound
 from config.settings import Settings
 from magnetar.background_tasks import BackgroundTasks
-from magnetar.protocol.names import TopicDomain
+from magnetar.protocol.names import TopicDomain, TopicName
 from magnetar.protocol.server_error import MagnetarError
 
 log = structlog.get_logger(__name__)
+
+NOT_OURS: Final = (TopicNotFound, NamespaceNotFound, TenantNotFound, OwnedElsewhere)
+"""Errors of loading a topic that is gone, or another broker's to care for."""
 
 
 class InactiveTopicsHost(Protocol):
@@ -37,6 +42,8 @@ class InactiveTopics:
         self._now_s = now_s
         self._since: dict[ref[Topic], tuple[int, float]] = {}
         """Number of client changes, and the time, when a topic was first found inactive."""
+        self._undeleted: dict[TopicName, None] = {}
+        """Topics whose deletion failed: they are closed by then, and checks see loaded ones."""
         self._tasks = BackgroundTasks(log)
 
     def start(self) -> None:
@@ -53,6 +60,7 @@ class InactiveTopics:
 
     async def check(self) -> None:
         """Delete the topics that are due now."""
+        await self._load_undeleted()
         now_s = self._now_s()
         since: dict[ref[Topic], tuple[int, float]] = {}
         due: list[tuple[Topic, int]] = []
@@ -68,6 +76,19 @@ class InactiveTopics:
         for topic, changes in due:
             await self._delete(topic, changes)
 
+    async def _load_undeleted(self) -> None:
+        """Load topics whose deletion failed, so that their time begins anew."""
+        for name in list(self._undeleted):
+            try:
+                await self._broker.topics.get(name, create=False)
+            except NOT_OURS:
+                pass
+            except MagnetarError as error:
+                # The next check tries again; until then the store may be away.
+                log.debug("undeleted_topic_not_loaded", topic=str(name), error=str(error))
+                return
+            del self._undeleted[name]
+
     def _is_inactive(self, topic: Topic) -> bool:
         return is_deletable(topic) and topic.idle and not self._broker.offloads.is_running(topic)
 
@@ -82,9 +103,11 @@ class InactiveTopics:
             deleted = await self._broker.topics.delete_if(topic, still_inactive)
         except MagnetarError as error:
             log.warning("inactive_topic_not_deleted", topic=str(topic.name), error=str(error))
+            self._undeleted[topic.name] = None
             return
         except Exception:
             log.exception("inactive_topic_deletion_failed", topic=str(topic.name))
+            self._undeleted[topic.name] = None
             return
         if deleted:
             log.info("inactive_topic_deleted", topic=str(topic.name))

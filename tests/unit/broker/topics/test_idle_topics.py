@@ -8,9 +8,12 @@ import pytest
 
 from broker.app.service import Broker
 from broker.topics.idle_topics import IdleTopics, IdleWatch
+from broker.topics.registry import TopicRegistry
 from broker.topics.topic import Topic
+from config.bounds import TRIM_RETRY_MS
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST, LATEST
+from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.clocks import FakeClock
 from tests.support.embedded_broker import running
@@ -200,6 +203,30 @@ async def test_retention_goes_on_for_unloaded_topics(
     await looks.idle_time_passes()
     await looks.look()
     assert looks.loaded == [], "there is nothing left to wait for"
+
+
+async def test_retention_goes_on_when_the_store_was_away_at_its_time(
+    looks: Looks, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    await producer.send(b"x")
+    await producer.close()
+    await looks.idle_time_passes()
+    clock = FakeClock(looks.broker.clock.now_ms() + 25 * 3600 * 1000)
+    monkeypatch.setattr(looks.broker, "clock", clock)
+    monkeypatch.setattr(looks.broker.managed_ledgers._stores, "clock", clock)
+
+    async def away(*_: object, **__: object) -> None:
+        raise MetadataError("The store is away.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicRegistry, "get", away)
+        await looks.look()
+    assert looks.loaded == []
+    clock.ms += TRIM_RETRY_MS
+    await looks.look()
+    topic: Topic = looks.broker.topics.loaded()[TOPIC]
+    await until(lambda: topic.ledger.entry_count == 0)
 
 
 async def test_metrics_are_of_loaded_topics(looks: Looks) -> None:

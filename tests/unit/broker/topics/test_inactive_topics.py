@@ -9,10 +9,12 @@ import pytest
 from broker.app.service import Broker
 from broker.topics.idle_topics import IdleTopics
 from broker.topics.inactive_topics import InactiveTopics
+from broker.topics.registry import TopicRegistry
 from broker.topics.topic import TopicNotFound, TopicUnavailable
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name
+from storage.metadata.store import MetadataError
 from tests.support.embedded_broker import running
 from tests.support.raw_client import RawClient
 from tests.support.waiting import until
@@ -213,6 +215,27 @@ async def test_a_topic_that_waits_for_its_deletion_stays_loaded(checks: Checks) 
     now_s += 300
     await idle.unload_idle()
     assert list(checks.broker.topics.loaded()) == [TOPIC]
+
+
+async def test_a_topic_whose_deletion_failed_is_deleted_later(
+    checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checks.set_policy()
+    await checks.broker.topics.get(name_of(TOPIC), create=True)
+
+    async def away(*_: object, **__: object) -> None:
+        raise MetadataError("The store is away.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(checks.broker.managed_ledgers), "delete", away)
+        await checks.time_passes()
+        patched.setattr(TopicRegistry, "get", away)
+        await checks.time_passes()
+    assert await checks.exists()
+    await checks.time_passes()
+    assert not await checks.exists()
+    await checks.check()
+    assert checks.broker.topics.loaded() == {}
 
 
 async def test_a_producer_that_comes_during_the_deletion_loses_nothing(checks: Checks) -> None:

@@ -197,16 +197,23 @@ class SequenceStore:
             or self.unsaved_bytes >= SEQUENCE_SNAPSHOT_BYTES
         ):
             self._start_saving()
-        elif self._timer is None:
+        else:
+            self._save_in_time()
+
+    def _save_in_time(self) -> None:
+        """Have a snapshot taken in SEQUENCE_SNAPSHOT_S at the latest."""
+        if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(SEQUENCE_SNAPSHOT_S, self._start_saving)
 
     async def save(self) -> None:
         """Take a snapshot of all that is durable so far.  Raises the errors of the write."""
         waiting, self._awaiting_save = self._awaiting_save, []
+        writers, self._unsaved_writers = self._unsaved_writers, False
         try:
             await self._save_now()
         except MagnetarError as error:
+            self._unsaved_writers |= writers
             for each in waiting:
                 if not each.done():
                     each.set_exception(error)
@@ -217,7 +224,6 @@ class SequenceStore:
                     each.set_result(None)
 
     async def _save_now(self) -> None:
-        self._unsaved_writers = False
         if self._ledger is None or self._reader is None:
             return
         position, sources = self.durable, self.sources
@@ -431,6 +437,8 @@ class SequenceStore:
             await self.save()
         except MagnetarError as error:
             log.warning("sequence_snapshot_failed", error=str(error))
+            # Of a topic that is quiet from now on, too: its space waits for the snapshot.
+            self._save_in_time()
         finally:
             self._saving = None
         if self._awaiting_save:

@@ -89,6 +89,9 @@ class Trimmer:
                 self._cursors.refresh_boundaries()
         await core.collect()
         _, hot = self._decide()
+        if core.has_garbage and self._running():
+            # What could not be deleted, of a stream that may be quiet from now on.
+            self._check_in(_RETRY_MS)
         if hot:
             # Deleting takes time and may fail: until this time no other trim attempts it.
             self._hot_pause_until_ms = core.stores.clock.now_ms() + _RETRY_MS

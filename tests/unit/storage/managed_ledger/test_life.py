@@ -396,6 +396,20 @@ async def test_failed_ledger_deletion_is_retried() -> None:
     await until(lambda: sorted(world.ledgers.ledgers) == [3])
 
 
+async def test_failed_ledger_deletion_is_retried_though_nothing_else_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "_LEAST_PAUSE_MS", 5)
+    set_bound(monkeypatch, "_RETRY_MS", 5)
+    world = World()
+    ledger = await world.open()
+    cursor = await ledger.open_cursor("s", EARLIEST)
+    positions = await publish(ledger, 25)
+    world.ledgers.fail("delete", *[LedgerError("no")] * 3)
+    cursor.acknowledge_up_to(positions[19])
+    await until(lambda: sorted(world.ledgers.ledgers) == [3])
+
+
 async def test_a_crash_at_each_step_of_trimming() -> None:
     async def prepare(_: World, ledger: ManagedLedger) -> None:
         cursor = await ledger.open_cursor("s", EARLIEST)

@@ -439,6 +439,8 @@ class Topic:
         )
         self._calls.apply_policies.call_all(self._subscriptions)
         self.replication.apply()
+        # Retention may keep less now, for which no timer is set.
+        self.ledger.trim_soon()
 
     @property
     def dispatch_limits(self) -> tuple[RateLimit, ...]:

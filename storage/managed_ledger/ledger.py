@@ -343,8 +343,12 @@ class ManagedLedger:
             await core.save(properties=kept)
 
     def use_retention(self, retention: RetentionSource) -> None:
-        """Set the source of the retention policy; call `trim` when the policy changes."""
+        """Set the source of the retention policy; call `trim_soon` when the policy changes."""
         self._trimmer.retention = retention
+        self._trimmer.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Drop, in a task, the ledgers that may go by the policies of now."""
         self._trimmer.trim_soon()
 
     async def trim(self) -> None:

@@ -325,6 +325,8 @@ class PendingDispatcher(Dispatcher):
     def _aim_timer(self) -> None:
         """Set the timer on the next due time, unless due entries wait for capacity already."""
         due_ms = self._delayed.next_due_ms
+        if not self._delays and due_ms is not None:
+            due_ms = 0  # all of them are due
         waits = due_ms is not None and due_ms <= self.subscription.now_ms()
         self._timer.aim(None if waits and self._due_capacity() <= 0 else due_ms)
 

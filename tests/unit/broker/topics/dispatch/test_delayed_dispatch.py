@@ -1,17 +1,20 @@
 """Entries with a delivery time, over fakes: kept back, then sent once, whatever else happens."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from broker.policies.applied_policies import broker_policies
-from broker.topics.consumer import Consumer, SubscriptionType
+from broker.topics.consumer import Consumer, KeySharedMode, KeySharedPolicy, SubscriptionType
 from broker.topics.dispatch.delay_timer import DelayTimer
 from broker.topics.dispatch.delayed_messages import DelayedMessages
+from config.bounds import DELAYED_LOOK_S
 from config.settings import load_settings
 from magnetar.protocol.ids import EARLIEST, Position
+from magnetar.protocol.key_hash import sticky_hash
 from magnetar.protocol.pulsar_pb2 import BaseCommand
 from tests.support.bounds import set_bound
 from tests.support.waiting import until
@@ -110,6 +113,32 @@ async def test_delayed_message_is_sent_at_once_when_delay_is_disabled(
     _, peer = await attach(topic.subscription(), kind, permits=10)
     await settle()
     assert peer.got() == [0]
+
+
+async def test_all_are_sent_when_delay_is_disabled_though_others_wait_at_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_bound(monkeypatch, "KEY_SHARED_LOOK_AHEAD_ENTRIES", 2)
+    topic = FakeTopic()
+    subscription = topic.subscription()
+    low, high = (
+        KeySharedPolicy(KeySharedMode.STICKY, ranges=(each,))
+        for each in ((0, 30000), (30001, 65535))
+    )
+    await attach(subscription, KEY_SHARED, "without permits", key_shared=low)
+    _, peer = await attach(subscription, KEY_SHARED, "b", permits=10, key_shared=high)
+    of_low, of_high = (
+        next(key for key in "abcdefgh" if (sticky_hash(key.encode()) <= 30000) is is_low)
+        for is_low in (True, False)
+    )
+    later = NOW_MS + 10_000_000
+    topic.ledger.put(*(entry_bytes(each, of_high, deliver_at_time=later) for each in range(3)))
+    topic.ledger.put(entry_bytes(3, of_low))
+    await settle()
+    assert (peer.got(), subscription.delayed, subscription.in_replay) == ([], 3, 1)
+    topic.policies = replace(topic.policies, delays_delivery=False)
+    subscription.apply_policies()
+    await until(lambda: peer.got() == [0, 1, 2], DELAYED_LOOK_S / 2)
 
 
 @BOTH

@@ -888,7 +888,8 @@ class Topic:
         """Terminate the ledger, and report the end to all clients; returns the last position.
 
         With `wait_for_producers`, and on a segment always, producers of v5 clients first have
-        SEAL_WAIT_S to leave by themselves.  Idempotent; after a failure it may be called again.
+        SEAL_WAIT_S to leave by themselves.  Idempotent; after a failure it may be called again, of
+        an ordinary topic after it was loaded anew.
         """
         self.begin_seal()
         if self._sealing is None:
@@ -906,7 +907,14 @@ class Topic:
             # They follow the topic's layout and leave by themselves.
             gone = await self._producers.wait_gone(SEAL_WAIT_S)
             log.debug("segment_sealing", topic=str(self.name), producers_gone=gone)
-        last = await self.ledger.terminate()
+        try:
+            last = await self.ledger.terminate()
+        except MagnetarError as error:
+            # Segments are sealed again.  Any other topic would refuse producers for ever if nobody
+            # tries again: it is loaded anew, with the end that is stored or without one.
+            if not wait:
+                self._ledger_failed(error)
+            raise
         if self.state is TopicState.SEALING:
             self._move(TopicState.SEALED)
             self.publish_rates.close()

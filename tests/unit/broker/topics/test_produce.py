@@ -17,11 +17,13 @@ from broker.topics.topic import Topic
 from broker.wire.handlers.produce import close_producer
 from config.bounds import MAX_MESSAGE_SIZE, PRODUCER_METADATA_BYTES
 from magnetar.protocol import pulsar_pb2 as pb
-from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID
+from magnetar.protocol.ids import UNSOLICITED_REQUEST_ID, Position
 from magnetar.protocol.names import NamespaceName, parse_topic_name
 from storage.clock import SystemClock
 from storage.ledger.bookkeeper.store import BookKeeperLedgerStore, BookKeeperOptions
+from storage.managed_ledger.ledger import ManagedLedger
 from storage.metadata.memory import MemoryMetadataStore
+from storage.metadata.store import MetadataError
 from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running_on
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
@@ -490,6 +492,30 @@ async def test_sealing_does_not_wait_for_ever(
     client.write(producer.frame(b"late")[1])
     await client.ping()
     assert broker.topics.loaded()[topic].ledger.entry_count == 1
+
+
+async def test_a_topic_that_could_not_be_terminated_goes_on(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connect()
+    producer = await client.create_producer(TOPIC)
+    await producer.send(b"before")
+    topic = broker.topics.loaded()[TOPIC]
+
+    async def away(_: object) -> Position:
+        raise MetadataError("The store is away.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ManagedLedger, "_save_end", away)
+        with pytest.raises(MetadataError):
+            await topic.seal()
+        told = await client.wait(producer.events.get())
+        assert told.type == pb.BaseCommand.CLOSE_PRODUCER
+    again = await client.create_producer(TOPIC)
+    await again.send(b"after")
+    assert await stored(broker, TOPIC) == 2
+    await broker.topics.loaded()[TOPIC].seal()
+    assert await code_of(client.create_producer(TOPIC)) == "TopicTerminatedError"
 
 
 async def test_schemas_of_producers_share_one_history(connect: Connect) -> None:

@@ -43,6 +43,10 @@ class ProducerRecords(Protocol):
         """
         ...
 
+    def policies_changed(self, producer: Producer) -> None:
+        """Compare the sequence ids of an attached producer, or no longer, as policies have it."""
+        ...
+
     def end(self, producer: Producer) -> None:
         """Note that a producer left and has nothing in flight."""
         ...
@@ -66,6 +70,9 @@ class NoProducerRecords:
 
     async def begin(self, producer: Producer, require_still_open: Callable[[], None]) -> None:
         """See `ProducerRecords`.  Sequence ids are not compared."""
+
+    def policies_changed(self, producer: Producer) -> None:
+        """See `ProducerRecords`."""
 
     def end(self, producer: Producer) -> None:
         """See `ProducerRecords`."""
@@ -208,6 +215,19 @@ class StoredProducerRecords:
 
     def _deduplicates(self) -> bool:
         return self._topic.deduplicates
+
+    def policies_changed(self, producer: Producer) -> None:
+        """See `ProducerRecords`."""
+        enforce = self._topic.deduplicates
+        if producer.replicated is not None or not producer.attached:
+            return
+        if (producer.guard is not None) is enforce:
+            return
+        if producer.sequence.writer is not None:
+            # What the client has sent under the name is noted when it leaves and comes back.
+            producer.disconnect()
+        else:
+            producer.track(producer.sequence, enforce=enforce, resends=False)
 
     def end(self, producer: Producer) -> None:
         """See `ProducerRecords`."""

@@ -194,7 +194,12 @@ class TopicProducers:
             )
 
     def policies_changed(self) -> None:
-        """Close the producers that do not encrypt, if that is required now."""
+        """Close the producers that do not encrypt, if that is required now.
+
+        Sequence ids of the others are compared, or no longer.
+        """
+        for producer in list(self._producers.values()):
+            self._records.policies_changed(producer)
         if self._topic.policies.requires_encryption:
             for producer in list(self._producers.values()):
                 if not _may_be_encrypted(producer.request):

@@ -20,7 +20,7 @@ from tests.support.bounds import set_bound
 from tests.support.embedded_broker import running
 from tests.support.raw_client import BrokerError, RawClient, RawProducer
 from tests.support.waiting import until
-from tests.unit.broker.topics.test_produce import TOPIC, named
+from tests.unit.broker.topics.test_produce import SEGMENT, TOPIC, make_segment, named
 
 Connect = Callable[[], Awaitable[RawClient]]
 NO_ID = to_wire(-1)
@@ -156,10 +156,10 @@ async def test_without_the_policy_numbers_may_repeat(broker: Broker, connect: Co
     assert [await send(producer, number) for number in (0, 1, 1, 0)] == [True] * 4
 
 
-async def deduplicate(broker: Broker) -> None:
+async def deduplicate(broker: Broker, *, on: bool = True) -> None:
     await broker.namespaces.change(
         NamespaceName("public", "default"),
-        lambda record: record.update({"deduplicationEnabled": True}),
+        lambda record: record.update({"deduplicationEnabled": on}),
     )
 
 
@@ -180,6 +180,33 @@ async def test_the_policy_refuses_what_was_sent_before(broker: Broker, connect: 
     again = await client.create_producer(TOPIC, named("p"))
     assert again.success.last_sequence_id == 6
     assert [await send(again, number) for number in (6, 7)] == [False, True]
+
+
+async def test_the_policy_holds_for_attached_producers_from_its_change_on(
+    broker: Broker, connect: Connect
+) -> None:
+    producer = await (await connect()).create_producer(TOPIC)
+    assert await send(producer, 5)
+    await deduplicate(broker)
+    assert [await send(producer, number) for number in (5, 3, 6, 6)] == [False, False, True, False]
+    await deduplicate(broker, on=False)
+    assert [await send(producer, number) for number in (6, 0)] == [True, True]
+    assert producer.events.empty()
+
+
+async def test_named_producers_of_segments_come_back_when_the_policy_changes(
+    broker: Broker, connect: Connect
+) -> None:
+    """What a client has sent under its name is passed on when the layout changes."""
+    await make_segment(broker)
+    client = await connect()
+    producer = await client.create_producer(SEGMENT, named("p"))
+    assert await send(producer, 5)
+    await deduplicate(broker)
+    told = await client.wait(producer.events.get())
+    assert told.type == pb.BaseCommand.CLOSE_PRODUCER
+    again = await client.create_producer(SEGMENT, named("p", 1))
+    assert [await send(again, number) for number in (5, 6)] == [False, True]
 
 
 async def test_answers_keep_the_order_of_sends_when_some_are_duplicates(

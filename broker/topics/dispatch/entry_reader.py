@@ -203,7 +203,7 @@ class EntryReader:
             self._buffer(entries, limit)
         else:
             # All up to there is gone, such as what compaction removed: it is not read again.
-            self.position = max(self.position, self._ledger.next_position(limit))
+            self.position = max(limit.following, self._ledger.next_position(limit))
 
     async def _read_single(self, generation: int, position: Position, *, dense: bool) -> None:
         max_entries = READ_BATCH_ENTRIES if dense else 1

@@ -173,6 +173,27 @@ async def test_batches_keep_their_indexes(broker: Broker) -> None:
     await client.close()
 
 
+async def test_after_trimming_a_reader_behind_which_all_was_removed_waits(tmp_path: Path) -> None:
+    async with running(tmp_path, ledger_max_entries=5, ledger_min_age_s=0) as broker:
+        client = await RawClient.open("127.0.0.1", broker.port)
+        await send(client, *ROUNDS)
+        await compacted(broker)
+        await client.close()
+    async with running(tmp_path) as broker:
+        topic = await loaded(broker)
+        await until(lambda: not topic.ledger.ledgers)
+        client = await RawClient.open("127.0.0.1", broker.port)
+        consumer = await reader(client)
+        assert await taken(consumer, 2) == [("a", b"2"), ("c", b"1")]
+        dispatcher = topic.subscriptions["r"].dispatcher
+        assert dispatcher is not None
+        await until(lambda: dispatcher.reader.next_position > topic.ledger.last_confirmed)
+        assert not dispatcher.reader.busy
+        await send(client, ("d", b"1"))
+        assert await taken(consumer, 1) == [("d", b"1")]
+        await client.close()
+
+
 async def test_after_trimming_readers_begin_anywhere(tmp_path: Path) -> None:
     """All ledgers of the topic are gone, over two restarts: the compacted ledger has it all."""
     async with running(tmp_path, ledger_max_entries=2, ledger_min_age_s=0) as broker:

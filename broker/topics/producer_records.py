@@ -7,7 +7,7 @@ from weakref import ref
 from broker.topics.context import TopicContext
 from broker.topics.deduplication import NO_POSITION, Deduplication
 from broker.topics.name_writer import NameWriter
-from broker.topics.producer import Producer, ProducerRequest
+from broker.topics.producer import Producer, ProducerRequest, ProducerState
 from broker.topics.received_parts import ReceivedParts
 from broker.topics.replicated_messages import IdsByOrigin, IdsByPosition
 from broker.topics.segment_sources import SegmentSources, SourceRefused, SourceState
@@ -219,7 +219,7 @@ class StoredProducerRecords:
     def policies_changed(self, producer: Producer) -> None:
         """See `ProducerRecords`."""
         enforce = self._topic.deduplicates
-        if producer.replicated is not None or not producer.attached:
+        if producer.replicated is not None or producer.state is not ProducerState.OPEN:
             return
         if (producer.guard is not None) is enforce:
             return

@@ -56,10 +56,12 @@ class AssignmentWriter:
         self._written: StoredAssignment | None = None
         """The assignment that this controller knows to be stored."""
         self._unconfirmed: _Write | None = None
-        """A write whose outcome is unknown."""
+        """A write whose outcome is unknown.  It is made again before any other: so what is found
+        in the record later is either this or another controller's."""
         self._counters = counters
         self._too_large = False
         self._task: asyncio.Task[None] | None = None
+        """The task that writes, until nothing is left to be written."""
         self._writing = False
         self._ended = False
 
@@ -86,13 +88,14 @@ class AssignmentWriter:
             self._task.cancel()
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._task = None
+        if self._task is task:
+            self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("assignment_writer_failed", topic=str(self._topic), exc_info=error)
 
     async def _write_all(self) -> None:
         backoff = Backoff(ASSIGNMENT_WRITE_RETRY_S, ASSIGNMENT_WRITE_RETRY_MAX_S)
-        while not self._ended and (present := self._present()) != self._written:
+        while not self._ended and (present := self._next()) != self._written:
             self._writing = True
             failure: MetadataError | None = None
             try:
@@ -106,6 +109,12 @@ class AssignmentWriter:
             elif not self._ended:
                 log.warning("assignment_not_stored", **self._names, error=str(failure))
                 await asyncio.sleep(backoff.pause_s())
+        # Not when the loop gets round to `_task_done`: a change in between begins another task.
+        self._task = None
+
+    def _next(self) -> StoredAssignment:
+        """The assignment to write next."""
+        return self._present() if self._unconfirmed is None else self._unconfirmed.present
 
     async def _write(self, present: StoredAssignment) -> None:
         if self._stored is None:

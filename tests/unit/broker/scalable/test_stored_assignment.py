@@ -228,6 +228,34 @@ async def test_a_failing_store_is_asked_again(world: World) -> None:
     await node.stop()
 
 
+@pytest.mark.parametrize("then", ["b", "before"])
+async def test_a_write_whose_answer_was_lost_is_known_again_after_another_change(
+    world: World, then: str
+) -> None:
+    node = await node_with(world, 2)
+    writing = Writing(node)
+    await writing.store.put_subscription(TOPIC, "s", SubscriptionKind.STREAM)
+    assert await writing.write("before") == writing.present
+    node.mortal.faults[RECORD] = True
+    writing.present = StoredAssignment({"a": frozenset()})
+    writing.writer.changed()
+    await until(lambda: not node.mortal.faults)
+    # The next try fails too, and leaves nothing.
+    node.mortal.faults[RECORD] = False
+    assert await writing.write(then) == writing.present
+    assert await writing.write("last") == writing.present
+    await node.stop()
+
+
+async def test_consumers_that_join_at_once_are_all_stored(world: World) -> None:
+    """One of them may join in the turn in which the write for the other has ended."""
+    node = await node_with(world, 4)
+    for number in range(10):
+        await asyncio.gather(*(join(node, f"{name}{number}") for name in "ab"))
+        assert await node.assignment() == node.group().group.to_store()
+    await node.stop()
+
+
 async def test_assignment_that_is_too_large_is_left_out_and_that_is_logged_and_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

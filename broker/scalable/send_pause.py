@@ -129,8 +129,10 @@ class PausedSends:
 
         `others` are active segments of the topic.  Receipts of all these segments' producers are
         held back until `resume`, and for RECEIPTS_HELD_S at most: a program may get them on one
-        connection, and go on sending on another.
+        connection, and go on sending on another.  A holder that asks again, as the first request
+        was lost with its connection, has this pause alone.
         """
+        self.resume(holder)
         closed = by_connection(self._producers_of, closing)
         publishing = by_connection(self._producers_of, others)
         if not closed and not publishing:

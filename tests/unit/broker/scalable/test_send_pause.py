@@ -206,6 +206,27 @@ async def test_receipts_do_not_wait_for_a_broker_that_is_gone() -> None:
 
 
 @in_virtual_time
+async def test_receipts_are_sent_after_a_request_that_came_twice() -> None:
+    """Its connection was lost; the other broker asks again over the next one."""
+    bench = Bench()
+    (ending, closing), (staying, other) = bench.producer(), bench.producer()
+    sends = paused_sends({CLOSING: [closing], ACTIVE: [other]})
+    lost = asyncio.create_task(sends.pause([CLOSING], [ACTIVE], "b/1"))
+    await asyncio.sleep(SEND_PAUSE_S / 2)
+    lost.cancel()
+    assert await sends.pause([CLOSING], [ACTIVE], "b/1")
+    for producer in (closing, other):
+        bench.send(producer, 0)
+        bench.ledger.succeed()
+    assert ending.answers == staying.answers == []
+    sends.resume("b/1")
+    assert ending.answers == staying.answers == [("receipt", 0)]
+    await asyncio.sleep(RECEIPTS_HELD_S)
+    assert not closing.examined
+    assert not other.examined
+
+
+@in_virtual_time
 async def test_nobody_waits_where_there_are_no_senders() -> None:
     loop = asyncio.get_running_loop()
     before_s = loop.time()

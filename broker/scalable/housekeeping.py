@@ -88,17 +88,22 @@ class Housekeeping:
         await self._tasks.stop()
 
     async def _run_rounds(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._interval_s
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout_at(due_s):
                     await self._wake.wait()
-            names_only = self._wake.is_set() and not self._round_due
             self._wake.clear()
+            # Leads may change more often than rounds are due, and must not put them off.
+            whole = self._round_due or loop.time() >= due_s
             self._round_due = False
             try:
-                await (self._find_leaders() if names_only else self.prune_all())
+                await (self.prune_all() if whole else self._find_leaders())
             except MagnetarError as error:
                 log.warning("housekeeping_failed", error=str(error))
+            if whole:
+                due_s = loop.time() + self._interval_s
 
     async def prune_all(self) -> None:
         """Run one round: leftovers first, then every topic with sealed segments."""

@@ -37,11 +37,14 @@ class Leftovers:
             await self._added.wait()
 
     async def added_within(self, seconds: float) -> bool:
-        """Wait until another step is added, at most this long; whether one was."""
-        self._added.clear()
+        """Wait until another step is added, at most this long; whether one was.
+
+        One that was added since the last wait, while others were tried, counts.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self._added.wait()
         except TimeoutError:
             return False
+        self._added.clear()
         return True

@@ -409,11 +409,13 @@ class Controllers:
         if registered is None:
             registered = self._registered[connection] = {}
             connection.on_close(lambda: self._connection_closed(connection))
-        if len(registered) >= SESSIONS_PER_CONNECTION:
+        earlier = registered.get(consumer_id)
+        if earlier is None and len(registered) >= SESSIONS_PER_CONNECTION:
+            _forget_gone(connection, registered)
+        if earlier is None and len(registered) >= SESSIONS_PER_CONNECTION:
             raise TooManySessions(
                 f"This connection has {len(registered)} ordered consumers already: close some."
             )
-        earlier = registered.get(consumer_id)
         registered[consumer_id] = registration
         if earlier is not None and isinstance(earlier.served_by, Relay):
             # The leader sees another connection for each registration and closes none of them.
@@ -427,6 +429,22 @@ class Controllers:
     ) -> None:
         registered = self._registered.get(connection, {})
         if registered.get(consumer_id) is registration:
+            del registered[consumer_id]
+
+
+def _forget_gone(connection: ClientConnection, registered: dict[int, Registration]) -> None:
+    """Forget the consumers that have left: the official client says so at segments alone."""
+    for consumer_id, each in list(registered.items()):
+        if isinstance(each.served_by, Relay):
+            gone = each.served_by.ended.done()
+        elif each.served_by is not None:
+            group = each.served_by.groups.get(each.subscription)
+            gone = group is None or group.forget_if_left(
+                each.consumer_name, connection, consumer_id
+            )
+        else:
+            gone = False
+        if gone:
             del registered[consumer_id]
 
 

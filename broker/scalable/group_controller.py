@@ -195,6 +195,21 @@ class GroupController:
                 member.forget_connection()
                 self._leave(name)
 
+    def forget_if_left(self, name: str, connection: ClientConnection, consumer_id: int) -> bool:
+        """Forget the connection of a consumer that is taken for closed; whether it has left."""
+        for members in (self._members, self._former):
+            member = members.get(name)
+            if (
+                member is not None
+                and member.connection is connection
+                and member.consumer_id == consumer_id
+            ):
+                if members is self._members:
+                    return False
+                del members[name]
+                member.forget_connection()
+        return True
+
     # What happens at the segments
 
     def attached(self, segment_id: int, consumer: SegmentConsumer) -> None:

@@ -103,6 +103,10 @@ class NamespaceWatches:
             watch.connection.close(f"the watch of {text} ended")
         finally:
             watch.cancel_flush()
+            # One that was refused is none of those that the connection may have.
+            tasks = self._tasks.get(watch.connection, {})
+            if tasks.get(watch.watch_id) is asyncio.current_task():
+                del tasks[watch.watch_id]
 
     async def _follow(
         self, watch: "_Watch", namespace: NamespaceName, current_hash: str | None

@@ -159,6 +159,28 @@ async def test_a_consumer_taken_for_gone_is_taken_back(topic: Node) -> None:
     assert peer.assignments()[-1] == (consumer_id, [0, 1, 2, 3])
 
 
+async def test_ordered_consumers_of_one_connection_are_bounded(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have left do not count, though the official client says nothing here."""
+    set_bound(monkeypatch, "SESSIONS_PER_CONNECTION", 2)
+    peer = topic.peer()
+    stays, _ = await peer.register("stays")
+    for number in range(3):
+        name = f"goes-{number}"
+        goes, answer = await peer.register(name)
+        assert segments(answer) == [], "nothing is free yet"
+        topic.give_up_waiting()
+        own = [ids for told, ids in peer.assignments() if told == goes][-1]
+        (await peer.attach(own[0], name)).close()
+    await peer.register("other")
+    _, answer = await peer.register("one too many")
+    assert answer.error == pb.TooManyRequests
+    _, answer = await peer.register("stays", consumer_id=stays)
+    assert not answer.HasField("error"), "it is one of them"
+    await until_registered(topic, "other", "stays")
+
+
 async def test_unsubscribe_leaves_at_once(topic: Node) -> None:
     first, second = topic.peer(), topic.peer()
     first_id, _ = await first.register("a")

@@ -144,6 +144,20 @@ async def test_watches_of_one_connection_are_bounded(
     assert (await update(peer)).error == pb.TooManyRequests
 
 
+async def test_watches_that_were_refused_do_not_count(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_bound(
+        monkeypatch, "SESSIONS_PER_CONNECTION", 1, in_module="broker.scalable.namespace_watch"
+    )
+    peer = node.peer()
+    for _ in range(2):
+        watch(peer, namespace="public/nowhere")
+        assert (await update(peer)).error != pb.TooManyRequests
+    watch(peer)
+    assert not (await update(peer)).HasField("error")
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     # CRC32C (Castagnoli) of "" is 0, of "123456789" e3069283; bytes are written lowest first.

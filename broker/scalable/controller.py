@@ -75,6 +75,11 @@ class TopicController:
                     stored = await self._store.subscription_record(self.live.name, subscription)
                     await self._add_group(subscription, kind, names, stored)
 
+    def connections(self) -> list[ClientConnection]:
+        """The registered consumers' connections."""
+        found = (each for group in self.groups.values() for each in group.connections())
+        return list(dict.fromkeys(found))
+
     def send_away(self, why: MagnetarError) -> None:
         """Close the registered consumers' connections: another broker leads the topic now."""
         self._closed_by = why

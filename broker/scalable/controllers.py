@@ -112,6 +112,8 @@ class Controllers:
         self._controllers: dict[TopicName, TopicController] = {}
         self._making: dict[TopicName, asyncio.Task[TopicController]] = {}
         self._registered: dict[ClientConnection, dict[int, Registration]] = {}
+        self._of_deleted: dict[TopicName, list[ClientConnection]] = {}
+        """Connections with ordered consumers of topics that are, or may be, being deleted."""
         self._work = BackgroundTasks()
         self._closing = BackgroundTasks()
         self._registration_listeners: list[Callable[[LiveTopic], None]] = []
@@ -333,6 +335,7 @@ class Controllers:
         The connections registered with it are closed, so that clients register there.
         """
         self._controller_record.forget(name)
+        self.deletion_decided(name, False)
         controller = self._forget(name)
         if controller is not None:
             log.info("controller_ended", topic=str(name))
@@ -343,14 +346,25 @@ class Controllers:
         self._closing.start(controller.close())
 
     async def topic_deleted(self, name: TopicName) -> None:
-        """End the controller of a topic that is being deleted."""
+        """End the controller of a topic that is being deleted; see `deletion_decided`."""
         making = self._making.get(name)
         if making is not None:
             await asyncio.wait((making,))
         controller = self._forget(name)
         self._controller_record.forget(name)
         if controller is not None:
+            self._of_deleted[name] = controller.connections()
             await controller.close()
+
+    def deletion_decided(self, name: TopicName, is_gone: bool) -> None:
+        """Take in whether a topic that was to be deleted is gone.
+
+        If it stays, its ordered consumers are sent away to register again: nobody assigns them
+        segments any more.  Those of a topic that is gone are not, as that creates it again.
+        """
+        for connection in self._of_deleted.pop(name, ()):
+            if not is_gone:
+                connection.close(f"{name} was not deleted: look its layout up again")
 
     async def stop(self) -> None:
         """End all controllers; stored registrations stay, for the next start or leader.

@@ -114,10 +114,14 @@ class GroupController:
             self._start_grace(name)
         self.group.drained = set(drained)
 
+    def connections(self) -> list[ClientConnection]:
+        """The connections of the registered, and of those that may attach again."""
+        members = (*self._members.values(), *self._former.values())
+        return list(dict.fromkeys(member.connection for member in members))
+
     def send_away(self, why: str) -> None:
         """End the connections of the registered: it makes their clients register again."""
-        members = (*self._members.values(), *self._former.values())
-        connections = dict.fromkeys(member.connection for member in members)
+        connections = self.connections()
         # First: nobody is to get what they lose.
         self.close()
         for connection in connections:

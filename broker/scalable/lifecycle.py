@@ -53,7 +53,8 @@ class Lifecycle:
     other records of the topic.  Its DAG sessions get no message: an error would end them for good,
     and closed connections would let clients create the topic anew.
 
-    `deleting` is called with the name when a deletion has begun.
+    `deleting` is called with the name when a deletion has begun, and `decided` when it is known
+    whether the topic is gone: its record may have been changed, or the store may have failed.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Lifecycle:
         clock: Clock,
         rng: random.Random,
         deleting: Callable[[TopicName], Awaitable[None]],
+        decided: Callable[[TopicName, bool], None],
         leads: TopicLeadership,
         leftovers: Leftovers,
         *,
@@ -76,6 +78,7 @@ class Lifecycle:
         self._clock = clock
         self._rng = rng
         self._deleting = deleting
+        self._decided = decided
         self._leads = leads
         self._leftovers = leftovers
         self._entry_buckets = entry_buckets
@@ -180,6 +183,7 @@ class Lifecycle:
             # The removal of the record may still be on its way: after this write it fails.
             await self._store.refresh(live.stored)
             live = await self._topics.reload_locked(step.topic)
+        self._decided(step.topic, live is None)
         if live is not None:
             await self._store.end(step)
         else:
@@ -202,6 +206,7 @@ class Lifecycle:
         except MagnetarError:
             self._leftovers.add(step)
             raise
+        self._decided(live.name, True)
 
     async def _finish(self, step: Step) -> None:
         """Delete the segments and all other records of a topic whose record is gone."""

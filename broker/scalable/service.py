@@ -176,6 +176,7 @@ class ScalableTopics(SegmentReports):
         self._lifecycle = Lifecycle(
             *parts,
             self.controllers.topic_deleted,
+            self.controllers.deletion_decided,
             leads,
             leftovers,
             entry_buckets=settings.scalable_topic_entry_bucket_budget,

@@ -11,7 +11,12 @@ from broker.scalable.lifecycle import DeletionUnfinished, ScalableTopicInUse
 from broker.scalable.records import segment_of
 from broker.scalable.segment_view import CarriedSubscription
 from broker.scalable.steps import Step, StepKind
-from broker.scalable.topic_store import ConcurrentChange, ScalableTopicExists, ScalableTopicNotFound
+from broker.scalable.topic_store import (
+    ConcurrentChange,
+    ScalableTopicExists,
+    ScalableTopicNotFound,
+    StoredTopic,
+)
 from broker.topics.topic import TopicNotFound
 from config.bounds import (
     MAX_TOPIC_PROPERTIES,
@@ -21,9 +26,10 @@ from config.bounds import (
 from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import InvalidTopicName, parse_namespace_name, parse_topic_name
 from storage.ledger.store import LedgerError
-from storage.metadata.store import RecordTooLarge
+from storage.metadata.store import MetadataError, RecordTooLarge
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, World
+from tests.unit.broker.scalable.test_controller import until_told
 
 NAMESPACE = parse_namespace_name("public/default")
 
@@ -302,6 +308,32 @@ async def test_deletion_noted_by_another_leader_meanwhile_is_not_left_behind(
     assert await world.steps() == []
     await node.scalable.delete(TOPIC, force=True)
     assert await leftovers(world) == []
+
+
+@pytest.mark.parametrize("error", [MetadataError, ConcurrentChange])
+async def test_ordered_consumers_of_a_topic_that_was_not_deleted_register_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Nobody would assign them the segments of the next layout."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    peer = node.peer()
+    await peer.register("a")
+
+    async def fails(_: StoredTopic) -> None:
+        raise error("the test says no: try again.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node.scalable._store, "remove", fails)
+        with pytest.raises(error):
+            await node.scalable.delete(TOPIC, force=True)
+    await until(lambda: peer.closing)
+    again = node.peer()
+    _, answer = await again.register("a")
+    assert [each.segment_id for each in answer.assignment.segments] == [0]
+    await node.scalable.split(TOPIC, 0)
+    await until_told(again, [1, 2])
+    await node.scalable.delete(TOPIC, force=True)
+    assert not again.closing, "its client would create the topic again"
 
 
 async def test_late_deletion_leaves_the_records_of_a_topic_created_since(

@@ -13,6 +13,8 @@ from magnetar.protocol.names import SegmentName, parse_topic_name
 
 LAST_HASH: Final = KEY_SPACE - 1
 _NON_NEGATIVE: Final = 0x7FFFFFFF
+SegmentIdentity = tuple[int, str, int]
+"""See `Segment.identity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Segment:
     created_at_ms: int = 0
 
     @property
-    def identity(self) -> tuple[int, str, int]:
+    def identity(self) -> SegmentIdentity:
         """The identity of the segment: no other segment has the same."""
         # A topic that was deleted and created again counts its ids from 0 again.
         return self.segment_id, self.topic, 0 if self.legacy else self.created_at_ms

@@ -236,7 +236,7 @@ class SegmentReader(Protocol):
 class _HeldSegment:
     """One segment, from its assignment until it is closed."""
 
-    __slots__ = ("backoff", "consumer", "missing", "opened", "segment", "settled", "task")
+    __slots__ = ("backoff", "consumer", "gone", "missing", "opened", "segment", "settled", "task")
 
     def __init__(self, segment: AssignedSegment, context: ClientContext) -> None:
         self.segment = segment
@@ -244,6 +244,8 @@ class _HeldSegment:
         self.consumer: SegmentConsumer | None = None
         self.opened = False
         self.missing = 0
+        self.gone = False
+        """Whether it is not opened any more, as its broker does not know it."""
         self.settled: asyncio.Future[None] = context.loop.create_future()
         """Resolved when it is open for the first time, or will not be."""
         self.task: asyncio.Task[None] | None = None
@@ -288,8 +290,15 @@ class HeldSegments:
 
     def assign(self, segments: Iterable[AssignedSegment]) -> None:
         """Take a complete assignment."""
-        if not self._closed:
-            self._do(self._holdings.assign(segments))
+        if self._closed:
+            return
+        self._do(self._holdings.assign(segments))
+        for segment_id in self._holdings.held:
+            held = self._held[segment_id]
+            if held.gone:
+                # Its topic was deleted and created again, or its broker has learned of it.
+                held.gone, held.missing = False, 0
+                held.task = self._context.loop.create_task(self._open(held, pause=True))
 
     async def settled(self) -> None:
         """Wait until all assigned segments are open.  Raises the error if one cannot be opened."""
@@ -350,7 +359,8 @@ class HeldSegments:
             return True
         if isinstance(error, TopicNotFound):
             held.missing += 1
-            return self._reader.missing(held.segment, held.missing)
+            held.gone = not self._reader.missing(held.segment, held.missing)
+            return not held.gone
         self._failure = self._failure or error
         self._reader.failed(error)
         return False

@@ -21,7 +21,7 @@ from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import QueueSettings
 from magnetar.context import ClientContext, check_loop
 from magnetar.errors import AlreadyClosed, AuthorizationFailed, MagnetarError, TopicNotFound
-from magnetar.layout import Layout, Segment
+from magnetar.layout import Layout, Segment, SegmentIdentity
 from magnetar.layout_watch import LayoutWatch
 from magnetar.opening import resolve
 from magnetar.protocol.backoff import Backoff
@@ -97,9 +97,9 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         self._schema = schema
         self._topic = topic
         self._segments: dict[int, SegmentConsumer] = {}
-        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._keepers: dict[SegmentIdentity, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
-        self._ended: set[int] = set()
+        self._ended: set[SegmentIdentity] = set()
         self._is_forbidden = False
         """Whether a broker has refused a segment because the permission is missing."""
         self._begins_processing = bool(settings.processing_timeout_s) and not passes_on
@@ -198,7 +198,8 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
 
     def _has_gone(self, segment_id: int) -> bool:
         """Whether no message of a segment can come again: it ended, or no longer exists."""
-        return segment_id in self._ended or segment_id not in self._watch.layout.segments
+        segment = self._watch.layout.segments.get(segment_id)
+        return segment is None or segment.identity in self._ended
 
     def nack(self, message: Message[T]) -> None:
         """Have a message delivered again later, here or to another consumer."""
@@ -251,18 +252,19 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
         """Consume the segments of the layout; appends the outcomes of new ones to `firsts`."""
         if self._closing is not None:
             return
-        for segment_id in [each for each in self._keepers if each not in layout.segments]:
-            self._keepers.pop(segment_id).cancel()
-        self._ended.intersection_update(layout.segments)
-        for segment in layout.segments.values():
-            segment_id = segment.segment_id
-            if segment_id in self._keepers or segment_id in self._ended:
+        # Not by their ids: a topic that was deleted and created again has the same ones.
+        segments = {each.identity: each for each in layout.segments.values()}
+        for identity in [each for each in self._keepers if each not in segments]:
+            self._keepers.pop(identity).cancel()
+        self._ended.intersection_update(segments)
+        for identity, segment in segments.items():
+            if identity in self._keepers or identity in self._ended:
                 continue
             first: asyncio.Future[None] | None = None
             if firsts is not None:
                 first = self._context.loop.create_future()
                 firsts.append(first)
-            self._keepers[segment_id] = self._tasks.start(self._keep(segment, first))
+            self._keepers[identity] = self._tasks.start(self._keep(segment, first))
 
     async def _keep(self, segment: Segment, first: asyncio.Future[None] | None) -> None:
         """Consume a segment until everything of it is acknowledged and no more can come."""
@@ -273,8 +275,8 @@ class QueueConsumer(InboxConsumer[T, SegmentConsumer]):
             if self._is_forbidden:
                 return
             await asyncio.sleep(backoff.pause_s())
-        self._ended.add(segment.segment_id)
-        self._keepers.pop(segment.segment_id, None)
+        self._ended.add(segment.identity)
+        self._keepers.pop(segment.identity, None)
 
     async def _consume(
         self, segment: Segment, first: asyncio.Future[None] | None, backoff: Backoff

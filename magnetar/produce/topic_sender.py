@@ -16,7 +16,7 @@ from magnetar.errors import (
     TopicNotFound,
     TopicTerminated,
 )
-from magnetar.layout import Layout, Segment
+from magnetar.layout import Layout, Segment, SegmentIdentity
 from magnetar.layout_watch import LayoutWatch
 from magnetar.produce.names import last_stored_on_sealed
 from magnetar.produce.outgoing import OutgoingMessage, SentEntry
@@ -203,7 +203,7 @@ class TopicSender:
         """Open the producers of all segments, one after the other."""
         # In the order of hashes, so that two producers that wait never wait for each other.
         waits = self._access_mode is AccessMode.WAIT_FOR_EXCLUSIVE
-        ended_at: dict[tuple[int, str, int], float] = {}
+        ended_at: dict[SegmentIdentity, float] = {}
         while (segment := self._next_unopened()) is not None:
             try:
                 await self._make_producer(segment).open(None if waits else timeout_s)

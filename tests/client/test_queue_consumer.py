@@ -503,6 +503,24 @@ async def test_a_receive_that_is_cancelled_loses_nothing(
     assert sorted(got) == numbers(50)
 
 
+@pytest.mark.magnetar_only("not tried there: what it tells sessions of a deleted topic")
+@pytest.mark.parametrize("segments", [1, 2])
+async def test_topic_that_is_created_again_is_read(
+    client: magnetar.Client, topic: MakeTopic, segments: int
+) -> None:
+    """Its first segment has the id, and maybe the name, of one that was read to its end."""
+    made = await topic(segments)
+    async with queue(client, made.name) as consumer:
+        await send(client, made.name, numbers(10))
+        await made.split(0)
+        await consumer.ack(await take(consumer, 10), wait=True)
+        await until(lambda: consumer._ended)
+        await made.delete()
+        await topic(1, name=made.local_name)
+        await send(client, made.name, ["new"])
+        assert (await consumer.receive(WAIT_S)).value == "new"
+
+
 async def test_unsubscribe_ends_the_subscription_everywhere(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:

@@ -154,6 +154,25 @@ async def test_missing_segment_is_retried_or_skipped_as_the_reader_decides() -> 
     await reader.held.close()
 
 
+async def test_segment_that_was_given_up_is_opened_when_it_is_assigned_again() -> None:
+    """The topic may have been deleted and created again: its segments have the same names."""
+    reader = FakeReader(FakeBroker())
+    reader.skips = True
+    reader.broker.refusals[1] = gone = [TopicNotFound("Gone."), TopicNotFound("Gone.")]
+    reader.assign(1)
+    await reader.held.settled()
+    reader.assign(1)
+    await until(lambda: not gone)
+    assert reader.owned == set()
+    reader.assign(1)
+    await until(lambda: reader.owned == {1})
+    reader.broker.owners[1].fail(TopicNotFound("Gone."))
+    assert reader.owned == set()
+    reader.assign(1)
+    await until(lambda: reader.owned == {1})
+    await reader.held.close()
+
+
 async def test_one_that_fails_later_is_opened_anew() -> None:
     reader = FakeReader(FakeBroker())
     reader.assign(1)

@@ -112,12 +112,16 @@ class Controllers:
         self._controllers: dict[TopicName, TopicController] = {}
         self._making: dict[TopicName, asyncio.Task[TopicController]] = {}
         self._registered: dict[ClientConnection, dict[int, Registration]] = {}
-        self._of_deleted: dict[TopicName, list[ClientConnection]] = {}
-        """Connections with ordered consumers of topics that are, or may be, being deleted."""
+        self._left_behind: dict[TopicName, dict[ClientConnection, Callable[[], None]]] = {}
+        """Connections with ordered consumers of topics that are, or may be, deleted; each with the
+        function that ends waiting for its end."""
+        self._undecided: set[TopicName] = set()
+        """Those topics of which it is not known whether they are deleted."""
         self._work = BackgroundTasks()
         self._closing = BackgroundTasks()
         self._registration_listeners: list[Callable[[LiveTopic], None]] = []
         topics.on_layout(self._layout_changed)
+        relays.on_deletion(self._leave_behind)
 
     def on_registration(self, listener: Callable[[LiveTopic], None]) -> None:
         """Call `listener` with the topic after each registration of an ordered consumer here."""
@@ -335,7 +339,8 @@ class Controllers:
         The connections registered with it are closed, so that clients register there.
         """
         self._controller_record.forget(name)
-        self.deletion_decided(name, False)
+        if name in self._undecided:
+            self.deletion_decided(name, False)
         controller = self._forget(name)
         if controller is not None:
             log.info("controller_ended", topic=str(name))
@@ -353,18 +358,49 @@ class Controllers:
         controller = self._forget(name)
         self._controller_record.forget(name)
         if controller is not None:
-            self._of_deleted[name] = controller.connections()
+            self._undecided.add(name)
+            for connection in controller.connections():
+                self._leave_behind(name, connection)
             await controller.close()
 
     def deletion_decided(self, name: TopicName, is_gone: bool) -> None:
-        """Take in whether a topic that was to be deleted is gone.
+        """Take in whether a topic that was to be deleted is gone; if so, see `created`.
 
         If it stays, its ordered consumers are sent away to register again: nobody assigns them
-        segments any more.  Those of a topic that is gone are not, as that creates it again.
+        segments any more.
         """
-        for connection in self._of_deleted.pop(name, ()):
-            if not is_gone:
-                connection.close(f"{name} was not deleted: look its layout up again")
+        self._undecided.discard(name)
+        if not is_gone:
+            self._send_away(name, f"{name} was not deleted: look its layout up again")
+
+    def created(self, name: TopicName) -> None:
+        """Send ordered consumers of an earlier topic of this name away, to register with this one.
+
+        Not before: a client that looks up a topic that is gone creates it again.
+        """
+        self._send_away(name, f"{name} was deleted and made again")
+
+    def awaits(self, name: TopicName) -> bool:
+        """Whether there are ordered consumers of an earlier topic of this name."""
+        return name in self._left_behind
+
+    def _leave_behind(self, name: TopicName, connection: ClientConnection) -> None:
+        connections = self._left_behind.setdefault(name, {})
+        if connection not in connections:
+            connections[connection] = connection.on_close(lambda: self._gone(name, connection))
+            self._topics.follow_name(name)
+
+    def _gone(self, name: TopicName, connection: ClientConnection) -> None:
+        connections = self._left_behind.get(name, {})
+        connections.pop(connection, None)
+        if not connections:
+            self._left_behind.pop(name, None)
+            self._topics.forget_name(name)
+
+    def _send_away(self, name: TopicName, why: str) -> None:
+        for connection, forget in self._left_behind.pop(name, {}).items():
+            forget()
+            connection.close(why)
 
     async def stop(self) -> None:
         """End all controllers; stored registrations stay, for the next start or leader.

@@ -81,6 +81,7 @@ class Relays:
         self._of_topic: dict[TopicName, dict[Relay, None]] = {}
         self._waiting: dict[TopicName, dict[asyncio.Event, None]] = {}
         self._looks = BackgroundTasks()
+        self._deletion_listeners: list[Callable[[TopicName, ClientConnection], None]] = []
         self._forget = (
             placement.on_change(self._owner_changed),
             placement.on_brokers(self._brokers_changed),
@@ -95,6 +96,10 @@ class Relays:
     def shared(self) -> bool:
         """Whether there may be other brokers."""
         return self._placement.shared
+
+    def on_deletion(self, listener: Callable[[TopicName, ClientConnection], None]) -> None:
+        """Call `listener` with each client whose relay ends with its topic."""
+        self._deletion_listeners.append(listener)
 
     def may_relay(self, connection: ClientConnection) -> bool:
         """Whether a client may be relayed: not where a broker is alone, and no relaying broker."""
@@ -174,7 +179,9 @@ class Relays:
             log.debug("relayed_topic_not_read", topic=str(name), error=str(error))
         finally:
             for relay in relays:
-                relay.end_led(is_there=is_there)
+                if relay.end_led(is_there=is_there) and not is_there:
+                    for listener in self._deletion_listeners:
+                        listener(name, relay.near)
 
 
 def _discard(of_topic: dict[TopicName, dict[T, None]], name: TopicName, one: T) -> None:
@@ -203,7 +210,8 @@ class Relay(asyncio.Protocol):
         leader: BrokerAddress,
     ) -> None:
         self._placement = placement
-        self._near = near
+        self.near = near
+        """The client's connection."""
         self._name = name
         self._leader = leader
         self._exchange = RelayExchange(
@@ -309,7 +317,7 @@ class Relay(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.write(encode_command(effect.command))
         elif isinstance(effect, PassOn):
-            self._near.send(effect.command)
+            self.near.send(effect.command)
             if effect.first:
                 self._timer = self._loop.call_later(RELAY_KEEP_ALIVE_S, self._keep_alive)
                 if not self._answered.done():
@@ -355,10 +363,15 @@ class Relay(asyncio.Protocol):
                 return True
         return False
 
-    def end_led(self, *, is_there: bool) -> None:
-        """End, as no broker leads the topic, which exists or has been deleted."""
+    def end_led(self, *, is_there: bool) -> bool:
+        """End, as no broker leads the topic, which exists or has been deleted.
+
+        Returns whether it served its client.
+        """
+        served = self._exchange.state is ExchangeState.SERVING
         # A client of a deleted topic that is sent away would create it again.
         self._end(self._not_led(), tell=is_there)
+        return served
 
     def _was_leading(self) -> bool:
         """Whether the leader has lost its lead, where the topic has none.
@@ -386,7 +399,7 @@ class Relay(asyncio.Protocol):
         self.ended.set_result(None)
         if tell and state is ExchangeState.SERVING:
             log.debug("relay_ended", topic=str(self._name), why=str(why))
-            self._near.close(str(why))
+            self.near.close(str(why))
 
     def _not_led(self) -> LeaderNotReady:
         return self._not_ready("it does not lead the topic any more")

@@ -91,7 +91,7 @@ class ScalableTopics(SegmentReports):
         self._topics = LiveTopics(
             self._store,
             shared=self._shared,
-            is_awaited=lambda name: self.sessions.count(name) > 0,
+            is_awaited=lambda name: self.sessions.count(name) > 0 or self.controllers.awaits(name),
         )
         self._leads = TopicLeadership(
             placement, recover=self._recover_steps_of, ended=self._lead_ended
@@ -369,7 +369,7 @@ class ScalableTopics(SegmentReports):
     ) -> LiveTopic:
         async with self._broker.topic_counts.room(twin(name)):
             live = await self._lifecycle.create(name, segments=segments, properties=properties)
-        self.sessions.created(live.name)
+        self._created(live.name)
         return live
 
     async def get(self, name: TopicName) -> ScalableTopicRecord:
@@ -697,8 +697,13 @@ class ScalableTopics(SegmentReports):
     # After changes
 
     def _renewed(self, name: TopicName) -> None:
-        self.sessions.created(name)
+        self._created(name)
         self._migrated(name)
+
+    def _created(self, name: TopicName) -> None:
+        """Have the clients of an earlier topic of this name ask anew."""
+        self.sessions.created(name)
+        self.controllers.created(name)
 
     def _migrated(self, name: TopicName) -> None:
         """Push the layout to clients of the ordinary topic, which refuses producers from now on."""

@@ -655,9 +655,22 @@ async def test_a_deleted_topic_forgets_its_consumers(topic: Node) -> None:
     await topic.scalable.delete(TOPIC, force=True)
     assert topic.scalable.controllers.of(TOPIC) is None
     assert await topic.metadata.children("/topics/public/default/t/subscriptions/s/consumers") == []
+    assert not peer.closing, "its client would create the topic again"
     await topic.scalable.create(TOPIC, segments=1, properties={})
+    assert peer.closing, "else it would be told nothing of this one"
+    assert not topic.scalable.controllers.awaits(TOPIC)
     _, answer = await topic.peer().register("b")
     assert segments(answer) == [0]
+
+
+async def test_nothing_is_kept_of_consumers_that_leave_after_their_topic(topic: Node) -> None:
+    peer = topic.peer()
+    await peer.register("a")
+    await peer.register("b", "other")
+    await topic.scalable.delete(TOPIC, force=True)
+    assert topic.scalable.controllers.awaits(TOPIC)
+    peer.close()
+    assert not topic.scalable.controllers.awaits(TOPIC)
 
 
 async def test_the_controller_record_is_an_ephemeral_of_ours(topic: Node) -> None:

@@ -126,6 +126,22 @@ async def test_deletion_of_a_topic_ends_relays_without_a_message_to_consumers(
     assert not client.closed.done()
 
 
+async def test_topic_that_is_made_again_sends_consumers_of_the_earlier_one_away(
+    cluster: Cluster,
+) -> None:
+    """They register again then; nobody would assign them segments of the new one."""
+    near, far, client = await led(cluster, 3)
+    await relayed(near, far, client)
+    direct = await far.client()
+    await direct.subscribe_scalable(NAME, "s", "d")
+    await far.broker.scalable.delete(TOPIC, force=True)
+    await until(lambda: not near.broker.scalable.relays.open)
+    assert not client.closed.done()
+    assert not direct.closed.done()
+    await cluster.nodes[2].broker.scalable.create(TOPIC, segments=1, properties={})
+    await until(lambda: client.closed.done() and direct.closed.done())
+
+
 async def test_when_the_leader_closes_the_client_is_sent_away(cluster: Cluster) -> None:
     near, far, client = await led(cluster)
     await relayed(near, far, client)

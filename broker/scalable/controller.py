@@ -203,7 +203,8 @@ class TopicController:
         async with self._registrations:
             topic, subscription = self.live.name, group.subscription
             if group.is_registered(name):
-                await self._store.put_consumer(topic, subscription, name)
+                if self.groups.get(subscription) is group:
+                    await self._store.put_consumer(topic, subscription, name)
                 return
             await self._store.remove_consumer(topic, subscription, name)
             if group.kind is SubscriptionKind.CHECKPOINT and not group.group.sessions:
@@ -215,11 +216,17 @@ class TopicController:
         """Return when every registration that came or went so far is stored."""
         await asyncio.gather(*self._tasks.running, return_exceptions=True)
 
-    def drop(self, subscription: str) -> None:
-        """Forget the consumers of a subscription that is deleted."""
-        group = self.groups.pop(subscription, None)
-        if group is not None:
+    async def drop(self, subscription: str) -> list[ClientConnection]:
+        """Forget the consumers of a subscription that is deleted; returns their connections."""
+        # A registration that is being stored has its consumer in the group afterwards.
+        async with self._registrations:
+            self._reserved.pop(subscription, None)
+            group = self.groups.pop(subscription, None)
+            if group is None:
+                return []
+            connections = group.connections()
             group.close()
+            return connections
 
     # Events
 

@@ -17,6 +17,7 @@ from broker.scalable.segment_requests import (
 )
 from broker.scalable.segments import Segments
 from broker.scalable.topic_store import TopicStore
+from broker.topics.client_connection import ClientConnection
 from broker.topics.compaction.reserved import require_of_clients
 from broker.topics.dispatch.errors import ConsumerBusy
 from broker.topics.topic import LIST_SUBSCRIPTIONS, SubscriptionNotFound, TopicNotFound
@@ -66,6 +67,9 @@ class TopicSubscriptions:
     async def delete(self, name: TopicName, subscription: str, *, force: bool) -> None:
         """Delete a subscription on all segments, with its registered consumers.
 
+        Those that are connected are sent away, as their segment consumers are: if they come back
+        the subscription is made again.
+
         Raises `SubscriptionNotFound`; without `force` also `ConsumerBusy`.
         """
         live = await self._topics.get(name)
@@ -84,13 +88,22 @@ class TopicSubscriptions:
         async with self._topics.lock(live.name):
             known = await self._store.subscription(live.name, subscription) is not None
             await self._each(live, subscription, require_unused, may_be_missing=known)
-            controller = self._controllers.of(live.name)
-            if controller is not None:
-                controller.drop(subscription)
-            await self._each(live, subscription, unsubscribe, may_be_missing=known)
-            for consumer in await self._store.consumers(live.name, subscription):
-                await self._store.remove_consumer(live.name, subscription, consumer)
-            await self._store.remove_subscription(live.name, subscription)
+            gone = await self._drop(live, subscription)
+            try:
+                await self._each(live, subscription, unsubscribe, may_be_missing=known)
+                for consumer in await self._store.consumers(live.name, subscription):
+                    await self._store.remove_consumer(live.name, subscription, consumer)
+                await self._store.remove_subscription(live.name, subscription)
+            finally:
+                # Some may have registered again before the records were removed.
+                gone += await self._drop(live, subscription)
+                for connection in dict.fromkeys(gone):
+                    connection.close(f"subscription {subscription!r} of {live.name} was deleted")
+
+    async def _drop(self, live: LiveTopic, subscription: str) -> list[ClientConnection]:
+        """Forget a subscription's ordered consumers; returns their connections."""
+        controller = self._controllers.of(live.name)
+        return [] if controller is None else await controller.drop(subscription)
 
     async def replicated(self, name: TopicName, subscription: str) -> dict[str, bool]:
         """Whether the subscription moves in other clusters too, by the name of the segment.

@@ -716,7 +716,7 @@ async def test_a_controller_that_ends_leaves_no_work_behind_that_had_not_begun(
     await topic.peer().register("a")
     controller = topic.scalable.controllers.of(TOPIC)
     assert controller is not None
-    controller.drop("s")
+    await controller.drop("s")
     controller.check_drained()
     await controller.close()
     gc.collect()

@@ -1,5 +1,6 @@
 """Operators' work on subscriptions of a whole topic, and its statistics."""
 
+import asyncio
 import json
 
 import pytest
@@ -14,6 +15,8 @@ from magnetar.protocol.ids import EARLIEST
 from magnetar.protocol.names import parse_topic_name
 from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node
+from tests.unit.broker.scalable.relaying import Held
+from tests.unit.broker.scalable.test_controller import until_told
 
 
 @pytest.fixture
@@ -47,6 +50,38 @@ async def test_deleting_reaches_every_segment_and_record(topic: Node) -> None:
     assert await topic.scalable._store.consumers(TOPIC, "s") == []
     with pytest.raises(SubscriptionNotFound):
         await topic.scalable.delete_subscription(TOPIC, "s", force=False)
+
+
+@pytest.mark.parametrize("at", ["put_consumer", "consumers", "remove_subscription"])
+async def test_ordered_consumers_of_a_deleted_subscription_register_again(
+    topic: Node, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Also one that registers meanwhile: else nobody would assign it the next layout."""
+    await create(topic, kind="STREAM")
+    first, second = topic.peer(), topic.peer()
+    await first.register("a")
+    held = Held(monkeypatch, topic.scalable._store, at)
+    deletion = topic.scalable.delete_subscription(TOPIC, "s", force=True)
+    if at == "put_consumer":
+        registering = asyncio.create_task(second.register("b"))
+        await held.reached.wait()
+        deleting = asyncio.create_task(deletion)
+        await asyncio.sleep(0)
+    else:
+        deleting = asyncio.create_task(deletion)
+        await held.reached.wait()
+        registering = asyncio.create_task(second.register("b"))
+        await asyncio.sleep(0)
+    held.go_on.set()
+    await asyncio.gather(registering, deleting)
+    assert first.closing
+    for peer in (second, topic.peer()):
+        if not peer.closing:
+            _, answer = await peer.register("b")
+            await topic.scalable.split(TOPIC, 1)
+            await until_told(peer, [0, 2, 3], answer)
+            break
+    assert await topic.scalable._store.consumers(TOPIC, "s") == ["b"]
 
 
 async def test_a_subscription_in_use_is_not_deleted_without_force(topic: Node) -> None:

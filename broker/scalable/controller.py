@@ -60,6 +60,8 @@ class TopicController:
         self._grace_s = grace_s
         self._counters = counters
         self._reserved: dict[str, ReservedSubscriptions] = {}
+        self._deciding = BackgroundTasks(log)
+        """The decisions where reserved subscriptions begin."""
         # Registrations are stored and removed one after the other: a consumer that comes back while
         # its leaving is stored ends up registered.
         self._registrations = asyncio.Lock()
@@ -73,6 +75,8 @@ class TopicController:
                 names = await self._store.consumers(self.live.name, subscription)
                 if names:
                     stored = await self._store.subscription_record(self.live.name, subscription)
+                    # Its first consumer may not have shown yet where it begins.
+                    await self._reserve(subscription, kind)
                     await self._add_group(subscription, kind, names, stored)
 
     def connections(self) -> list[ClientConnection]:
@@ -98,12 +102,13 @@ class TopicController:
         for group in groups:
             await group.stored()
         await self._tasks.end()
+        await self._deciding.end()
 
     @property
     def idle(self) -> bool:
         """Whether the controller has no consumers and no unfinished work."""
         return (
-            not self._tasks.busy
+            not (self._tasks.busy or self._deciding.busy)
             and not self._registrations.locked()
             and all(group.idle for group in self.groups.values())
             and all(reserved.decided for reserved in self._reserved.values())
@@ -143,11 +148,14 @@ class TopicController:
 
     async def _new_group(self, subscription: str, kind: SubscriptionKind) -> GroupController:
         await self._store.put_subscription(self.live.name, subscription, kind)
+        await self._reserve(subscription, kind)
+        return await self._add_group(subscription, kind, [], None)
+
+    async def _reserve(self, subscription: str, kind: SubscriptionKind) -> None:
         if kind is SubscriptionKind.STREAM and self.live.layout.sealed:
             reserved = ReservedSubscriptions(self.live, subscription, self._segments)
             await reserved.reserve()
             self._reserved[subscription] = reserved
-        return await self._add_group(subscription, kind, [], None)
 
     async def _add_group(
         self,
@@ -291,8 +299,9 @@ class TopicController:
                 if group.kind is SubscriptionKind.STREAM:
                     self._check_segment(segment_id, group)
         reserved = self._reserved.get(subscription)
-        if reserved is not None and reserved.awaits(segment_id):
-            self._in_background(partial(reserved.decide, segment_id))
+        if reserved is not None and reserved.shows(segment_id):
+            decide = partial(reserved.decide, segment_id)
+            self._deciding.see_through("reserved_subscriptions", decide)
 
     def detached(self, consumer: SegmentConsumer, *, by_command: bool, seen: bool = True) -> None:
         """Take in that a consumer is detached from a segment.

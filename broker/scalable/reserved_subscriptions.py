@@ -31,6 +31,12 @@ class ReservedSubscriptions:
         self._subscription = subscription
         self._segments = segments
         self._origins: set[int] = set()
+        self._shown: set[int] = set()
+        """Those that had their first consumer."""
+        self._earliest: dict[int, bool] = {}
+        """Whether the user begins at Earliest, by sealed segments that showed it."""
+        self._moved: set[int] = set()
+        """Segments where the reserved subscription was set back."""
 
     async def reserve(self) -> None:
         """Create the subscription at Latest on all segments that it cannot read yet.
@@ -49,34 +55,49 @@ class ReservedSubscriptions:
 
     @property
     def decided(self) -> bool:
-        """Whether the start is known on all sealed segments."""
-        return not self._origins
+        """Whether the start is known on all sealed segments; a pruned one does not count."""
+        return self._origins.isdisjoint(self._live.layout.segments)
 
-    def awaits(self, segment_id: int) -> bool:
-        """Whether the first consumer on a segment will show the start that the user means."""
-        return segment_id in self._origins
+    def shows(self, segment_id: int) -> bool:
+        """Whether a consumer on a segment is the first one, which shows the start that is meant."""
+        if segment_id not in self._origins or segment_id in self._shown:
+            return False
+        self._shown.add(segment_id)
+        return True
 
     async def decide(self, segment_id: int) -> None:
-        """Set reserved subscriptions below a segment to Earliest if the client began there so."""
-        self._origins.discard(segment_id)
-        segment = self._live.layout.segments.get(segment_id)
-        if segment is None:
+        """Set reserved subscriptions below a segment to Earliest if the client began there so.
+
+        If it raises, it is to be called again, and goes on where it was.
+        """
+        if segment_id not in self._live.layout.segments:
+            self._origins.discard(segment_id)
             return
+        if segment_id not in self._earliest:
+            self._earliest[segment_id] = await self._begins_at_earliest(segment_id)
+        if self._earliest[segment_id]:
+            for name in self._below({segment_id}):
+                if name.segment_id not in self._moved:
+                    await self._set_to_earliest(name)
+                    self._moved.add(name.segment_id)
+            log.debug(
+                "reserved_subscriptions_set_to_earliest",
+                topic=str(self._live.name),
+                subscription=self._subscription,
+            )
+        self._origins.discard(segment_id)
+
+    async def _begins_at_earliest(self, segment_id: int) -> bool:
+        segment = self._live.layout.segments[segment_id]
         view = await self._segments.ask(ViewSegment(segment_of(self._live.name, segment)))
         subscription = view.subscriptions.get(self._subscription)
-        if subscription is None or subscription.backlog == 0:
-            return
-        for name in self._below({segment_id}):
-            reserved = (await self._segments.ask(ViewSegment(name))).subscriptions.get(
-                self._subscription
-            )
-            if reserved is not None and not reserved.consumers:
-                await self._segments.ask(SeekSubscription(name, self._subscription, EARLIEST))
-        log.debug(
-            "reserved_subscriptions_set_to_earliest",
-            topic=str(self._live.name),
-            subscription=self._subscription,
-        )
+        return subscription is not None and subscription.backlog > 0
+
+    async def _set_to_earliest(self, name: SegmentName) -> None:
+        view = await self._segments.ask(ViewSegment(name))
+        reserved = view.subscriptions.get(self._subscription)
+        if reserved is not None and not reserved.consumers:
+            await self._segments.ask(SeekSubscription(name, self._subscription, EARLIEST))
 
     def _below(self, segment_ids: set[int]) -> list[SegmentName]:
         """The segments below these in the layout of now, which changes while others are asked."""

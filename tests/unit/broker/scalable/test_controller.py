@@ -7,7 +7,7 @@ import pytest
 
 from broker.placement.peer_failed import PeerFailed
 from broker.scalable.records import SubscriptionKind
-from broker.scalable.segment_requests import SegmentRequest
+from broker.scalable.segment_requests import SeekSubscription, SegmentRequest, ViewSegment
 from broker.topics.consumer import Consumer
 from broker.topics.topic import TopicState
 from magnetar.protocol import pulsar_pb2 as pb
@@ -15,7 +15,7 @@ from magnetar.protocol.ids import EARLIEST, LATEST
 from magnetar.protocol.names import SegmentName, parse_topic_name
 from storage.ledger.store import LedgerFenced
 from tests.support.bounds import set_bound
-from tests.support.waiting import until
+from tests.support.waiting import until, until_awaited
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
 
@@ -456,20 +456,83 @@ async def test_late_stream_at_latest_misses_nothing_below_a_sealed_segment(topic
     assert await topic.backlog(4) == 5, "what came after the registration, not what was before"
 
 
-async def test_late_stream_at_earliest_gets_everything_below_a_sealed_segment(topic: Node) -> None:
+async def sealed_with_children(topic: Node) -> None:
+    """Segment 0 is sealed with 2 messages, and its child 4 has 3."""
     await topic.fill(0, 2)
     await topic.scalable.split(TOPIC, 0)
     parent = await topic.segment(0)
     await until(lambda: parent.sealed)
     await topic.fill(4, 3)
+
+
+async def until_at_earliest(topic: Node) -> None:
+    """Return when a subscription has all messages of that child."""
+
+    async def is_at_earliest() -> bool:
+        return await topic.backlog(4) == 3
+
+    await until_awaited(is_at_earliest)
+
+
+async def test_late_stream_at_earliest_gets_everything_below_a_sealed_segment(topic: Node) -> None:
+    await sealed_with_children(topic)
     peer = topic.peer()
     await peer.register("a")
     await peer.attach(0, "a", start=EARLIEST)
+    await until_at_earliest(topic)
+    assert await topic.backlog(0) == 2
+
+
+@pytest.mark.parametrize("kind", [ViewSegment, SeekSubscription])
+async def test_late_stream_at_earliest_gets_everything_though_an_owner_is_away(
+    topic: Node, monkeypatch: pytest.MonkeyPatch, kind: type[SegmentRequest[object]]
+) -> None:
+    await sealed_with_children(topic)
+    peer = topic.peer()
+    await peer.register("a")
+    ask, away = topic.scalable._segments.ask, 2
+
+    async def fails(request: SegmentRequest[object]) -> object:
+        nonlocal away
+        if isinstance(request, kind) and away:
+            away -= 1
+            raise PeerFailed("the owner is away: try again.")
+        return await ask(request)
+
+    monkeypatch.setattr(topic.scalable._segments, "ask", fails)
+    await peer.attach(0, "a", start=EARLIEST)
+    await until_at_earliest(topic)
+    assert not away
+
+
+async def test_late_stream_at_earliest_gets_everything_over_a_restart(world: World) -> None:
+    """It comes before the first consumer has shown where it begins."""
+    topic = await Node(world, scalable_consumer_grace_period_s=60).start()
+    await topic.scalable.create(TOPIC, segments=4, properties={})
+    await sealed_with_children(topic)
+    await topic.peer().register("a")
+    topic = await topic.kill()
+    peer = topic.peer()
+    await peer.register("a")
+    await peer.attach(0, "a", start=EARLIEST)
+    await until_at_earliest(topic)
+    await topic.stop()
+
+
+async def test_a_start_that_nobody_shows_before_a_segment_is_pruned_is_awaited_no_more(
+    topic: Node,
+) -> None:
+    await sealed_with_children(topic)
+    peer = topic.peer()
+    consumer_id, _ = await peer.register("a")
+    await topic.scalable.controllers.unsubscribe(peer.as_connection(), consumer_id)
     controller = topic.scalable.controllers.of(TOPIC)
     assert controller is not None
     await until(lambda: not controller._tasks.busy)
-    assert await topic.backlog(4) == 3
-    assert await topic.backlog(0) == 2
+    assert not controller.idle
+    await topic.scalable.prune_all()
+    assert 0 not in await topic.states()
+    await until(lambda: controller.idle)
 
 
 async def test_a_segment_that_does_not_answer_hides_no_drained_one(

@@ -85,8 +85,8 @@ class _Scaling:
     """The error of the last evaluation, or of the change that it decided; empty without."""
     recorded: tuple[Cause, int] | None = None
     """The last refusal in the history, and its time in milliseconds."""
-    reserved: int | None = None
-    """Stored registrations of a topic without a controller; None: not read yet."""
+    unclaimed_since_ms: int | None = None
+    """Since when no ordered consumer of the topic has come; None: one has, or it is not known."""
     running: bool = False
     again: bool = False
     """Whether something asked for another evaluation while one ran."""
@@ -373,16 +373,20 @@ class AutoScaler:
         return all(state is None or state.shareable for state in states)
 
     async def _count_reserved(self, scaling: _Scaling) -> int:
-        """The stored registrations of a topic whose consumers have not come back yet."""
-        name = scaling.live.name
-        if self._controllers.of(name) is not None:
-            scaling.reserved = None
+        """The stored registrations of a topic whose consumers have not come back yet.
+
+        They come within their grace period.  Where none comes, no controller removes them.
+        """
+        live, now_ms = scaling.live, self._broker.clock.now_ms()
+        if self._controllers.of(live.name) is not None:
+            scaling.unclaimed_since_ms = None
             return 0
-        if scaling.reserved is None:
-            names = list(await self._store.subscriptions(name))
-            found = [len(await self._store.consumers(name, each)) for each in names]
-            scaling.reserved = max(found, default=0)
-        return scaling.reserved
+        if scaling.unclaimed_since_ms is None:
+            scaling.unclaimed_since_ms = now_ms
+        if now_ms - scaling.unclaimed_since_ms > self._controllers.grace_s(live) * 1000:
+            return 0
+        names = list(await self._store.subscriptions(live.name))
+        return max([len(await self._store.consumers(live.name, each)) for each in names], default=0)
 
     # What comes of it
 

@@ -136,6 +136,10 @@ class Controllers:
         controller = self._controllers.get(name)
         return None if controller is None else controller.groups.get(subscription)
 
+    def grace_s(self, live: LiveTopic) -> int:
+        """How long a consumer of the topic that is lost now keeps its segments, in seconds."""
+        return self._grace_periods.grace_s(live)
+
     # Commands
 
     async def subscribe(

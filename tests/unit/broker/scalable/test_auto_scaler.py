@@ -438,6 +438,24 @@ async def test_consumers_that_may_come_back_keep_their_segments(node: Node) -> N
     await again.stop()
 
 
+async def test_consumers_that_do_not_come_back_keep_no_segments(node: Node) -> None:
+    """Nobody makes a controller, which would remove their registrations."""
+    await node.scalable.split(TOPIC, 0)
+    await node.peer().register("a", kind=pb.CHECKPOINT)
+    await node.peer().register("b", kind=pb.CHECKPOINT)
+    again = await node.kill()
+    await again.scalable.set_consumer_grace(TOPIC, 3600)
+    traffic = Traffic(again)
+    for _ in range(2):
+        await traffic.pass_time(1800, {1: 1, 2: 1})
+        await traffic.evaluate()
+        assert await traffic.active() == [1, 2]
+    await traffic.pass_time(1810, {1: 1, 2: 1})
+    await traffic.evaluate()
+    assert await traffic.active() == [3]
+    await again.stop()
+
+
 async def test_a_failed_change_is_explained_and_tried_again(node: Node) -> None:
     traffic = Traffic(node)
     await traffic.pass_time(20, {0: 15_000})

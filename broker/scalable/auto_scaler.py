@@ -1,6 +1,7 @@
 """Automatic splits, merges and rebuckets: evaluates topics by the rules of `scale_decision`."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ from config.bounds import (
     SCALING_REFUSAL_RECORD_MS,
     SPLIT_RETRY_S,
 )
-from magnetar.background_tasks import BackgroundTasks
+from magnetar.background_tasks import BackgroundTasks, OwnerStopped
 from magnetar.protocol.names import TopicName
 from magnetar.protocol.server_error import MagnetarError
 
@@ -217,8 +218,10 @@ class AutoScaler:
         self.consider(live)
 
     def consider(self, live: LiveTopic) -> None:
-        """Evaluate a topic soon."""
-        self._tasks.start(self.evaluate(live))
+        """Evaluate a topic soon, unless this has been stopped."""
+        # What has happened to the topic is done: it must not fail, nor be tried again.
+        with contextlib.suppress(OwnerStopped):
+            self._tasks.start(self.evaluate(live))
 
     async def evaluate(self, live: LiveTopic) -> None:
         """Evaluate a topic, and carry out what is decided; errors are logged."""

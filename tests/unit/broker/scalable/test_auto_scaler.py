@@ -456,6 +456,12 @@ async def test_consumers_that_do_not_come_back_keep_no_segments(node: Node) -> N
     await again.stop()
 
 
+async def test_a_registration_while_the_broker_stops_has_one_answer(node: Node) -> None:
+    await node.scalable.scaler.stop()
+    _, answer = await node.peer().register("a")
+    assert not answer.HasField("error"), answer.message
+
+
 async def test_a_failed_change_is_explained_and_tried_again(node: Node) -> None:
     traffic = Traffic(node)
     await traffic.pass_time(20, {0: 15_000})

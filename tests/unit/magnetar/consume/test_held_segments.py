@@ -158,7 +158,8 @@ async def test_segment_that_was_given_up_is_opened_when_it_is_assigned_again() -
     """The topic may have been deleted and created again: its segments have the same names."""
     reader = FakeReader(FakeBroker())
     reader.skips = True
-    reader.broker.refusals[1] = gone = [TopicNotFound("Gone."), TopicNotFound("Gone.")]
+    gone: list[MagnetarError] = [TopicNotFound("Gone."), TopicNotFound("Gone.")]
+    reader.broker.refusals[1] = gone
     reader.assign(1)
     await reader.held.settled()
     reader.assign(1)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import structlog
 
@@ -42,6 +42,18 @@ class DeletionUnfinished(InternalError):
     code: ClassVar[ServerError] = ServerError.METADATA_ERROR
 
 
+class OrderedConsumers(Protocol):
+    """The ordered consumers of topics; see `Controllers`."""
+
+    async def topic_deleted(self, name: TopicName) -> None:
+        """Assign segments of a topic no more."""
+        ...
+
+    def deletion_decided(self, name: TopicName, is_gone: bool) -> None:
+        """Take in whether a topic that was to be deleted is gone."""
+        ...
+
+
 class Lifecycle:
     """Creates and deletes scalable topics, each in steps that a restart can finish.
 
@@ -53,8 +65,8 @@ class Lifecycle:
     other records of the topic.  Its DAG sessions get no message: an error would end them for good,
     and closed connections would let clients create the topic anew.
 
-    `deleting` is called with the name when a deletion has begun, and `decided` when it is known
-    whether the topic is gone: its record may have been changed, or the store may have failed.
+    `consumers` are told when a deletion has begun, and when it is known whether the topic is gone:
+    its record may have been changed, or the store may have failed.
     """
 
     def __init__(
@@ -64,8 +76,7 @@ class Lifecycle:
         segments: Segments,
         clock: Clock,
         rng: random.Random,
-        deleting: Callable[[TopicName], Awaitable[None]],
-        decided: Callable[[TopicName, bool], None],
+        consumers: OrderedConsumers,
         leads: TopicLeadership,
         leftovers: Leftovers,
         *,
@@ -77,8 +88,7 @@ class Lifecycle:
         self._segments = segments
         self._clock = clock
         self._rng = rng
-        self._deleting = deleting
-        self._decided = decided
+        self._consumers = consumers
         self._leads = leads
         self._leftovers = leftovers
         self._entry_buckets = entry_buckets
@@ -183,7 +193,7 @@ class Lifecycle:
             # The removal of the record may still be on its way: after this write it fails.
             await self._store.refresh(live.stored)
             live = await self._topics.reload_locked(step.topic)
-        self._decided(step.topic, live is None)
+        self._consumers.deletion_decided(step.topic, live is None)
         if live is not None:
             await self._store.end(step)
         else:
@@ -200,13 +210,13 @@ class Lifecycle:
 
     async def _remove_record(self, live: LiveTopic, found: StoredTopic, step: Step) -> None:
         await live.work.end()
-        await self._deleting(live.name)
+        await self._consumers.topic_deleted(live.name)
         try:
             await self._store.remove(found)
         except MagnetarError:
             self._leftovers.add(step)
             raise
-        self._decided(live.name, True)
+        self._consumers.deletion_decided(live.name, True)
 
     async def _finish(self, step: Step) -> None:
         """Delete the segments and all other records of a topic whose record is gone."""

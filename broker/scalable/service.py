@@ -175,8 +175,7 @@ class ScalableTopics(SegmentReports):
         parts = (self._topics, self._store, self._segments, clock, broker.random)
         self._lifecycle = Lifecycle(
             *parts,
-            self.controllers.topic_deleted,
-            self.controllers.deletion_decided,
+            self.controllers,
             leads,
             leftovers,
             entry_buckets=settings.scalable_topic_entry_bucket_budget,

@@ -51,6 +51,10 @@ class DeadLetterProducer(Protocol):
     async def close(self) -> None:
         """Close it."""
 
+    @property
+    def failure(self) -> MagnetarError | None:
+        """The error with which it has failed for good, or None."""
+
 
 def dead_letter_topic(topic: str, policy: DeadLetterPolicy) -> str:
     """The name of the dead letter topic of `topic` (a `topic://` name)."""
@@ -130,8 +134,10 @@ class DeadLetters:
                 error,
             )
             self._redeliver_later(message)
-            if isinstance(error, AuthorizationFailed) and self._producer is opening:
-                # A producer fails for good, and the grant may come back while the consumer lives.
+            failed = isinstance(error, AuthorizationFailed) or _has_failed(opening)
+            if failed and self._producer is opening:
+                # A producer fails for good, and the grant may come back while the consumer lives,
+                # or the topic, if it was deleted: the next producer makes it again.
                 await self._close_producer()
 
     def _redeliver_later(self, message: RawMessage[SegmentConsumer]) -> None:
@@ -168,6 +174,12 @@ class DeadLetters:
     def _producer_of(self, topic: str) -> DeadLetterProducer:
         producer = Producer(self._context, topic, BYTES, ProducerSettings(chunking=True))
         return cast("DeadLetterProducer", producer)
+
+
+def _has_failed(opening: asyncio.Task[DeadLetterProducer]) -> bool:
+    """Whether a producer was opened, and has failed since."""
+    opened = opening.done() and not opening.cancelled() and opening.exception() is None
+    return opened and opening.result().failure is not None
 
 
 def _key_of(own: SingleMessageMetadata | MessageMetadata) -> str | bytes | None:

@@ -100,6 +100,11 @@ class Producer(ClosedAfterwards, Generic[T]):
         return self.settings.name or ""
 
     @property
+    def failure(self) -> MagnetarError | None:
+        """The error with which it has failed, or None."""
+        return self._failure
+
+    @property
     def last_sequence_id(self) -> int:
         """The highest sequence id that is stored, also by earlier producers of its name; else -1.
 

@@ -12,7 +12,7 @@ from magnetar.consume.message import Entry, RawMessage
 from magnetar.consume.segment_consumer import SegmentConsumer
 from magnetar.consume.settings import DeadLetterPolicy
 from magnetar.context import ClientContext
-from magnetar.errors import AuthorizationFailed, BrokerFailed
+from magnetar.errors import AuthorizationFailed, BrokerFailed, MagnetarError, TopicNotFound
 from magnetar.message_id import EntryId, MessageId
 from magnetar.produce.producer import Producer
 from magnetar.protocol.pulsar_pb2 import MessageMetadata
@@ -46,6 +46,7 @@ class Letters:
         self.opened = 0
         self.closed = 0
         self.refuses_to_open = False
+        self.failure: MagnetarError | None = None
         self.sent: list[Mapping[str, str]] = []
         self.values: list[bytes | None] = []
         self.keys: list[tuple[str | bytes | None, bytes | None]] = []
@@ -165,6 +166,23 @@ async def test_producer_without_permission_is_opened_again_for_the_next(setting:
     assert (len(setting.segment.acknowledged), producer.opened) == (1, 1)
     await setting.letters.close()
     assert (lost.closed, producer.closed) == (1, 1)
+
+
+async def test_producer_that_failed_for_good_is_replaced(setting: Setting) -> None:
+    """So it is when the topic of dead letters was deleted."""
+    lost, producer = setting.producer, Letters()
+    setting.letters.take(setting.messages(2))
+    await turns()
+    setting.producer = producer
+    lost.failure = TopicNotFound("No such topic; create it.")
+    lost.stored.set_exception(lost.failure)
+    await turns()
+    assert (len(setting.segment.again), lost.closed, producer.opened) == (2, 1, 0)
+    producer.stored.set_result(None)
+    setting.letters.take(setting.messages(1))
+    await turns()
+    assert (len(setting.segment.acknowledged), producer.opened) == (1, 1)
+    await setting.letters.close()
 
 
 async def test_dead_letters_beyond_the_bound_come_again(setting: Setting) -> None:

@@ -185,10 +185,10 @@ class NamespaceWatch(Attachment):
             self._first.set_exception(error)
 
     def _refused(self, error: BrokerError | NotSupported) -> None:
-        if self._first is not None:
-            if not self._first.done():
-                self._first.set_exception(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
         else:
+            # `attach` may not have resumed since the first answer; `again` works then too.
             self.again(error if isinstance(error, NotSupported) else self._refusals.judge(error))
 
     def _take(self, update: pb.CommandWatchScalableTopicsUpdate) -> Change:

@@ -7,7 +7,7 @@ import pytest
 from magnetar.bounds import NAMESPACE_QUIET_S, REFUSALS_IN_A_ROW
 from magnetar.consume.known_topics import Change, topics_hash
 from magnetar.consume.namespace_consumer import NamespaceWatch
-from magnetar.errors import MagnetarError, NotAllowed, TopicNotFound
+from magnetar.errors import MagnetarError, NotAllowed, NotSupported, TopicNotFound
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.backoff import Backoff
 from magnetar.wire.attachment import AttachmentState
@@ -143,4 +143,15 @@ async def test_too_many_topics_are_refused() -> None:
     error = await asyncio.wait_for(watching.ended.get(), TIMEOUT_S)
     assert "by properties" in str(error)
     assert watching.told == [Change((A, B), ())]
+    await watching.watch.close()
+
+
+async def test_too_many_topics_right_behind_the_first_answer_are_refused() -> None:
+    watching = Watching(max_topics=2)
+    opening = asyncio.create_task(watching.watch.open(TIMEOUT_S))
+    asked = await watching.asked()
+    watching.snapshot(asked, A, B)
+    watching.answer(asked, diff=pb.ScalableTopicsDiff(added=[C]))
+    with pytest.raises(NotSupported, match="by properties"):
+        await opening
     await watching.watch.close()

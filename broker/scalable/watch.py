@@ -327,15 +327,20 @@ class DagSessions:
     def _push_to_those_behind(
         self, name: TopicName, sessions: Collection[DagSession]
     ) -> set[ClientConnection]:
-        """Push the newest layout to those that wait for a pause at other brokers."""
-        following = [each for each in self._following(name) if each in self._awaiting_others]
-        ready = [each for each in following if each in sessions]
+        """Push the newest layout to those that wait for a pause at other brokers.
+
+        Some may have waited for something else when it came, and lack it: they get it too.
+        """
+        following = self._following(name)
+        ready = {each for each in following if each in self._awaiting_others and each in sessions}
         self._awaiting_others.difference_update(sessions)
         for session in ready:
             session.is_behind = False
         live = self._topics.known(name)
-        if live is not None:
-            self._push_to(live, ready)
+        if live is not None and following:
+            newest = self._updates_of(live, following)
+            lacking = [each for each in following if each.sent is not newest[each.connection.tls]]
+            self._push_to(live, [each for each in lacking if not each.is_behind])
         return {each.connection for each in ready}
 
     def _push_to(self, live: LiveTopic, sessions: Collection[DagSession]) -> None:

@@ -14,6 +14,7 @@ from broker.wire.handlers.scalable import HANDLERS
 from magnetar.protocol import pulsar_pb2 as pb
 from magnetar.protocol.names import SegmentName, TopicName, parse_topic_name
 from tests.support.bounds import set_bound
+from tests.support.waiting import until
 from tests.unit.broker.scalable.node import TOPIC, Node, Peer, World
 
 REGULAR = parse_topic_name("persistent://public/default/r")
@@ -324,6 +325,45 @@ class EveryoneElse:
     @asynccontextmanager
     async def paused(self, *_: Collection[SegmentName]) -> AsyncIterator[bool]:
         yield False
+
+
+class SlowOnes(EveryoneElse):
+    """Their senders pause when a test says so."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.have_paused = asyncio.Event()
+
+    @asynccontextmanager
+    async def paused(self, *_: Collection[SegmentName]) -> AsyncIterator[bool]:
+        self.asked.set()
+        await self.have_paused.wait()
+        yield True
+
+
+async def test_a_client_that_reads_again_while_others_pause_gets_the_layout_too(
+    topic: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = topic.peer(), topic.peer()
+    for peer in (slow, fast):
+        await peer.watch()
+    slow.writable = False
+    await topic.scalable.split(TOPIC, 0)
+    others = SlowOnes()
+    monkeypatch.setattr(topic.scalable.sessions, "_others", others)
+    await topic.scalable.split(TOPIC, 1)
+    await others.asked.wait()
+    slow.writable = True
+    others.have_paused.set()
+    for peer in (fast, slow):
+        told: list[int] = []
+
+        def is_told(peer: Peer = peer, told: list[int] = told) -> bool:
+            told.extend(each.dag.epoch for each in peer.layouts())
+            return 2 in told
+
+        await until(is_told)
+        assert told == [0, 1, 2]
 
 
 async def test_a_broker_that_stops_leaves_no_push_behind_that_had_not_begun(

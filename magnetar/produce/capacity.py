@@ -90,6 +90,10 @@ class Capacity:
         """Use the reserved slot; the caller calls `take` at once."""
         self._reserved -= 1
 
+    def leave_unused(self) -> None:
+        """Give a used slot on, as the message that had it failed before `take`."""
+        self._wake()
+
     def offer_reserved(self) -> None:
         """Offer the reserved slot to `use_offered` in this turn of the loop, then to a waiter."""
         if not self._offered:

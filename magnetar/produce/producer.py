@@ -306,6 +306,8 @@ class Producer(ClosedAfterwards, Generic[T]):
                 if size <= 0:
                     break
         finally:
+            if not messages:
+                self._capacity.leave_unused()
             self._unanswered.add_all(messages)
             for message in messages:
                 self._sender.send(message)
@@ -367,7 +369,11 @@ class Producer(ClosedAfterwards, Generic[T]):
     ) -> asyncio.Future[MessageId]:
         future: asyncio.Future[MessageId] = message.outcome  # type: ignore[assignment]
         if transaction is not None:
-            transaction.track(future)
+            try:
+                transaction.track(future)
+            except MagnetarError:
+                self._capacity.leave_unused()
+                raise
             message.transaction = transaction
             message.txn = transaction.id
         self._unanswered.add(message)

@@ -123,6 +123,37 @@ def test_invalid_send_leaves_its_place_to_the_next_waiter() -> None:
     run(main())
 
 
+class EndedWork:
+    """A transaction that has ended while a message waited for its turn."""
+
+    id = (1, 1)
+
+    def track(self, outcome: object) -> None:
+        raise TransactionFailed("It has ended.")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_message_that_fails_at_its_turn_leaves_its_place_to_the_next_waiter(many: bool) -> None:
+    async def main() -> None:
+        producer = await opened(World(1), ONE)
+        first = producer.send_nowait(b"first")
+        if many:
+            values = [cast("bytes", object())]
+            bad: asyncio.Future[Any] = asyncio.ensure_future(producer.send_many(values))
+        else:
+            work = cast("Transaction", EndedWork())
+            bad = asyncio.ensure_future(producer.send(b"x", transaction=work))
+        waits = asyncio.ensure_future(producer.room())
+        with pytest.raises(MagnetarError):
+            await bad
+        await first
+        async with asyncio.timeout(1):
+            await waits
+        await producer.close()
+
+    run(main())
+
+
 def test_every_waiter_of_a_full_queue_wakes() -> None:
     async def main() -> None:
         producer = await opened(World(1), ONE)

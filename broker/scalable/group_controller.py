@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import structlog
 
-from broker.scalable.answers import assignment_of, assignment_update
+from broker.scalable.answers import assignment_of, assignment_update, success
 from broker.scalable.assignment_writer import AssignmentWriter
 from broker.scalable.counters import ScalableCounters
 from broker.scalable.group import Assignments, ConsumerGroup, SessionState
 from broker.scalable.live_topics import LiveTopic
 from broker.scalable.mirror import SegmentConsumer
 from broker.scalable.records import SubscriptionKind
+from broker.scalable.relay_exchange import RELAY_CLIENT
 from broker.scalable.sharing_clients import can_share_segments
 from broker.scalable.topic_store import StoredSubscription, TopicStore
 from broker.topics.client_connection import ClientConnection
@@ -82,6 +83,8 @@ class GroupController:
         self._loop = asyncio.get_running_loop()
         self._members: dict[str, Member] = {}
         self._former: dict[str, Member] = {}
+        self._dismiss: dict[str, asyncio.TimerHandle] = {}
+        """The timers of those of them that other brokers relay."""
         self._attached: dict[SegmentConsumer, tuple[int, str]] = {}
         self._grace: dict[str, asyncio.TimerHandle] = {}
         self._release: dict[tuple[int, str], asyncio.TimerHandle] = {}
@@ -129,7 +132,7 @@ class GroupController:
 
     def close(self) -> None:
         """The topic is gone, or led by another: stop all timers, tell nothing."""
-        for timers in (self._grace, self._release, self._take_up, self._repeat):
+        for timers in (self._grace, self._release, self._take_up, self._repeat, self._dismiss):
             for timer in timers.values():
                 timer.cancel()
             timers.clear()
@@ -325,7 +328,20 @@ class GroupController:
         member = self._members.pop(name, None)
         if member is not None:
             self._former[name] = member
+            if member.connection.client_version.startswith(RELAY_CLIENT):
+                # The relay is a connection of its own, and only this one knows that it is not used.
+                timer = self._loop.call_later(TAKE_UP_WAIT_S, self._end_relay, name, member)
+                self._cancel(self._dismiss, name)
+                self._dismiss[name] = timer
         self._leave(name)
+
+    def _end_relay(self, name: str, member: Member) -> None:
+        """Have the relay of a consumer ended that closed down, and has not come back since."""
+        del self._dismiss[name]
+        if self._former.get(name) is member:
+            del self._former[name]
+            member.forget_connection()
+            member.connection.send(success(member.consumer_id))
 
     def _leave(self, name: str) -> None:
         self._cancel(self._grace, name)

@@ -3,7 +3,8 @@
 It has a connection of its own:
 
     CONNECT -> CONNECTED, SCALABLE_TOPIC_SUBSCRIBE -> its response, then assignments, as they come;
-    SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscribe.
+    SCALABLE_TOPIC_UNSUBSCRIBE -> SUCCESS, at any time after the subscribe; SUCCESS also of itself,
+    when the consumer has closed down at its segments.
 
 CONNECT has the relaying broker's own credentials, which AUTH_CHALLENGE asks for again.
 The client's request goes to the leader, and the leader's answers to the client, unchanged.
@@ -49,7 +50,9 @@ _AWAITED: Mapping[ExchangeState, frozenset[int]] = {
     ExchangeState.REGISTERING: frozenset(
         {BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE, BaseCommand.ERROR}
     ),
-    ExchangeState.SERVING: frozenset({BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE}),
+    ExchangeState.SERVING: frozenset(
+        {BaseCommand.SCALABLE_TOPIC_ASSIGNMENT_UPDATE, BaseCommand.SUCCESS}
+    ),
     ExchangeState.LEAVING: frozenset(
         {
             BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE,
@@ -98,7 +101,7 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The consumer was taken back."""
+    """The consumer was taken back, or has closed down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ class RelayExchange:
             return self._greeted(command)
         if state is ExchangeState.REGISTERING:
             return self._answered(command)
-        if state is ExchangeState.SERVING:
+        if state is ExchangeState.SERVING and kind != BaseCommand.SUCCESS:
             return PassOn(command)
         return Left() if kind in (BaseCommand.SUCCESS, BaseCommand.ERROR) else None
 

@@ -329,6 +329,26 @@ async def test_subscribe_interrupted_by_a_drain_succeeds_at_another_broker(
     assert list(group(a).members) == ["r"]
 
 
+async def test_consumers_that_have_closed_down_are_relayed_no_more(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The official client says nothing to the controller when a consumer of it is closed."""
+    set_bound(monkeypatch, "RELAYED_CONSUMERS", 1)
+    set_bound(monkeypatch, "TAKE_UP_WAIT_S", 0.1)
+    near, far, client = await led(cluster)
+    for name in ("a", "b"):
+        await client.subscribe_scalable(NAME, "s", name)
+        options = pb.CommandSubscribe(consumer_name=f"{name}-seg-0")
+        segment = await (await far.client()).subscribe(
+            "segment://public/default/t/0000-ffff-0", "s", options
+        )
+        await until(lambda name=name: group(far).group.was_seen(name))  # type: ignore[misc]
+        await segment.close()
+        await until(lambda: not near.broker.scalable.relays.open)
+    assert not client.closed.done()
+    assert group(far).idle
+
+
 # Refusals
 
 

@@ -135,6 +135,10 @@ def test_leaving() -> None:
     assert exchange.received(SUCCESS) == Left()
 
 
+def test_consumer_that_has_closed_down_is_told_of() -> None:
+    assert serving().received(SUCCESS) == Left()
+
+
 def test_leaving_before_the_answer() -> None:
     exchange = greeted()
     assert exchange.leave() is not None
@@ -188,8 +192,8 @@ def test_leader_that_sends_anything_stays_connected(heard: pb.BaseCommand) -> No
         (greeted(), CONNECTED),
         (greeted(), assigned()),
         (greeted(), response(request_id=8)),
+        (greeted(), SUCCESS),
         (serving(), FIRST),
-        (serving(), SUCCESS),
         (serving(), error(pb.UnknownError)),
         (serving(), assigned(consumer_id=4)),
     ],

@@ -127,8 +127,15 @@ class Lifecycle:
         async with self._topics.lock(twin(name)):
             live = await self._topics.get(name)
             record = change(live.stored.record)
-            if record != live.stored.record:
-                self._topics.publish(live, await self._store.change(live.stored, record))
+            if record == live.stored.record:
+                return
+            try:
+                stored = await self._store.change(live.stored, record)
+            except ConcurrentChange:
+                # The next try is one of what is stored.
+                await self._topics.reload_locked(live.name)
+                raise
+            self._topics.publish(live, stored)
 
     async def renew_incarnation(self, name: TopicName, known: int | None) -> int:
         """Draw another incarnation for a topic if it has the one that is `known`, or none.

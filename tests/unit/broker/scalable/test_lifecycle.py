@@ -336,6 +336,21 @@ async def test_ordered_consumers_of_a_topic_that_was_not_deleted_register_again(
     assert not again.closing, "its client would create the topic again"
 
 
+async def test_amendment_that_met_a_newer_record_succeeds_when_it_is_tried_again(
+    node: Node,
+) -> None:
+    """A write whose answer was lost may take effect late, and a single broker watches nothing."""
+    await node.scalable.create(TOPIC, segments=1, properties={})
+    store = node.scalable._store
+    stored = await store.load(TOPIC)
+    assert stored is not None
+    await store.refresh(stored)
+    with pytest.raises(ConcurrentChange):
+        await node.scalable.set_consumer_grace(TOPIC, 7)
+    await node.scalable.set_consumer_grace(TOPIC, 7)
+    assert await node.scalable.applied_consumer_grace_s(TOPIC) == 7
+
+
 async def test_late_deletion_leaves_the_records_of_a_topic_created_since(
     world: World, node: Node
 ) -> None:

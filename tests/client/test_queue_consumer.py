@@ -172,6 +172,31 @@ async def test_a_message_in_chunks_comes_whole_and_is_acknowledged_whole(
         assert await again.receive_batch(1, QUIET_S) == []
 
 
+async def test_messages_in_chunks_come_whole_with_several_consumers(
+    client: magnetar.Client, topic: MakeTopic
+) -> None:
+    """Only a consumer that gets all chunks of a message can put it together."""
+    made = await topic()
+    data = bytes(range(256)) * 48 * 1024
+    got: list[bytes] = []
+
+    async def read(consumer: QueueConsumer[bytes]) -> None:
+        async for message in consumer:
+            got.append(message.data)
+            await consumer.ack(message)
+
+    consumers = [await client.queue_consumer(made.name, "s") for _ in range(2)]
+    reading = [asyncio.create_task(read(each)) for each in consumers]
+    async with client.producer(made.name, chunking=True, batching=False) as producer:
+        for _ in range(3):
+            await producer.send(data)
+    await until(lambda: len(got) == 3)
+    assert all(each == data for each in got)
+    for each in consumers:
+        await each.close()
+    await asyncio.gather(*reading)
+
+
 async def test_messages_of_a_batch_are_acknowledged_one_by_one(
     client: magnetar.Client, topic: MakeTopic
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
+from broker.topics.deduplication import Chunk, chunk_of
 from magnetar.protocol.ack_set import MAX_BATCH_SIZE
 from magnetar.protocol.key_hash import HashRange, sticky_hash
 from magnetar.protocol.message import sticky_key, transaction_named_by
@@ -48,6 +49,21 @@ def facts_of(data: bytes) -> tuple[int, bool]:
         metadata.marker_type != 0
         or metadata.deliver_at_time != 0
         or metadata.HasField("txnid_least_bits"),
+    )
+
+
+def shared_facts_of(data: bytes) -> tuple[int, bool, Chunk | None]:
+    """As `facts_of`, and the chunk of a message that the entry is; None for a whole message."""
+    metadata = _metadata(data)
+    if metadata is None:
+        return 1, False, None
+    count = metadata.num_messages_in_batch
+    return (
+        count if 0 < count <= MAX_BATCH_SIZE else 1,
+        metadata.marker_type != 0
+        or metadata.deliver_at_time != 0
+        or metadata.HasField("txnid_least_bits"),
+        chunk_of(metadata) if metadata.num_chunks_from_msg > 1 else None,
     )
 
 

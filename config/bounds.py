@@ -319,8 +319,8 @@ KEY_SHARED_LOOK_AHEAD_ENTRIES = 10_000
 """Entries that a Key_Shared subscription reads past consumers without permits, and chunks that a
 Shared one does."""
 CHUNKED_MESSAGES_BEGUN = 1_000
-"""Chunked messages of a Shared subscription whose first chunks, but not the last one, were sent:
-each goes to one consumer."""
+"""Chunked messages of a Shared or Key_Shared subscription whose first chunks, but not the last one,
+were sent: each goes to one consumer."""
 UNSTAMPED_BATCHES_KEPT = 10_000
 """Unacknowledged batches without entry hashes whose positions a subscription with sharing consumers
 keeps one by one, 0.2 KB each; of those behind them it keeps the first and the last."""

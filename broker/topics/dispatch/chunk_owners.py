@@ -1,4 +1,4 @@
-"""The consumers of chunked messages on a Shared subscription.  Pure."""
+"""The consumers of chunked messages, where a subscription has several consumers.  Pure."""
 
 from typing import Generic, TypeVar
 

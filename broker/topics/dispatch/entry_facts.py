@@ -38,7 +38,7 @@ def _metadata(data: bytes) -> MessageMetadata | None:
 def facts_of(data: bytes) -> tuple[int, bool]:
     """The number of messages in an entry, and whether the entry is special.
 
-    Special are markers, entries of transactions, and those with a delivery time.
+    Special are markers, entries of transactions, those with a delivery time, and chunks.
     """
     metadata = _metadata(data)
     if metadata is None:
@@ -48,22 +48,8 @@ def facts_of(data: bytes) -> tuple[int, bool]:
         count if 0 < count <= MAX_BATCH_SIZE else 1,
         metadata.marker_type != 0
         or metadata.deliver_at_time != 0
+        or metadata.num_chunks_from_msg > 1
         or metadata.HasField("txnid_least_bits"),
-    )
-
-
-def shared_facts_of(data: bytes) -> tuple[int, bool, Chunk | None]:
-    """As `facts_of`, and the chunk of a message that the entry is; None for a whole message."""
-    metadata = _metadata(data)
-    if metadata is None:
-        return 1, False, None
-    count = metadata.num_messages_in_batch
-    return (
-        count if 0 < count <= MAX_BATCH_SIZE else 1,
-        metadata.marker_type != 0
-        or metadata.deliver_at_time != 0
-        or metadata.HasField("txnid_least_bits"),
-        chunk_of(metadata) if metadata.num_chunks_from_msg > 1 else None,
     )
 
 
@@ -77,6 +63,7 @@ def keyed_facts_of(data: bytes) -> tuple[int, bool, int]:
         count if 0 < count <= MAX_BATCH_SIZE else 1,
         metadata.marker_type != 0
         or metadata.deliver_at_time != 0
+        or metadata.num_chunks_from_msg > 1
         or metadata.HasField("txnid_least_bits"),
         sticky_hash(sticky_key(metadata)),
     )
@@ -102,10 +89,17 @@ def bucketed_facts_of(data: bytes) -> tuple[int, bool, int, bool]:
         count if 0 < count <= MAX_BATCH_SIZE else 1,
         metadata.marker_type != 0
         or metadata.deliver_at_time != 0
+        or metadata.num_chunks_from_msg > 1
         or metadata.HasField("txnid_least_bits"),
         metadata.entry_hash_min if stamped else sticky_hash(sticky_key(metadata)),
         stamped,
     )
+
+
+def chunk_in(data: bytes) -> Chunk | None:
+    """The chunk of a message that the entry is; None for a whole message."""
+    metadata = _metadata(data)
+    return None if metadata is None else chunk_of(metadata)
 
 
 def marker_or_transaction(data: bytes) -> tuple[bool, tuple[int, int] | None]:

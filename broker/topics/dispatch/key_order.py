@@ -20,6 +20,9 @@ class KeyOrder(Generic[C]):
     as soon as their owner can receive and no other consumer holds the hash.  `allow_out_of_order`
     switches holding off.
 
+    A chunk of which the holder of its hash has the chunks before it is *bound* to that consumer: it
+    could acknowledge none of them otherwise.
+
     A hash can be *blocked* too, for all but one consumer or for all, by entries that wait for the
     end of a transaction.
 
@@ -34,6 +37,7 @@ class KeyOrder(Generic[C]):
         self._blocks: dict[int, dict[Position, C | None]] = {}
         self._waiting: dict[Position, int] = {}
         self._waiting_of_hash: dict[int, int] = {}
+        self._bound: dict[Position, C] = {}
         # Invariant: an owner's queue has no entry whose hash another consumer holds.  Such entries
         # are in `_draining` until the last entry of the holder is settled.
         self._queues: dict[C | None, ReplayQueue] = {}
@@ -69,6 +73,13 @@ class KeyOrder(Generic[C]):
         if owner is None or self._held_by_other(key_hash, owner):
             return None
         return owner
+
+    def may_have_rest(self, key_hash: int, consumer: C) -> bool:
+        """Whether `consumer`, which has chunks of a message of the hash, may get those left now."""
+        holder = self._holders.get(key_hash)
+        if self._strict and (holder is None or holder[0] is not consumer):
+            return False
+        return not self._held_by_other(key_hash, consumer)
 
     def sent(self, key_hash: int, consumer: C) -> None:
         """Count one more unacknowledged entry of the hash for `consumer`."""
@@ -121,9 +132,8 @@ class KeyOrder(Generic[C]):
         released = self._draining.pop(key_hash, None)
         if released is None:
             return False
-        queue = self._queue(owner)
         while (position := released.pop()) is not None:
-            queue.add(position)
+            self._enqueue(position, key_hash)
         return True
 
     def park(self, position: Position, key_hash: int) -> None:
@@ -133,6 +143,15 @@ class KeyOrder(Generic[C]):
         self._waiting[position] = key_hash
         self._waiting_of_hash[key_hash] = self._waiting_of_hash.get(key_hash, 0) + 1
         self._enqueue(position, key_hash)
+
+    def bind(self, position: Position, key_hash: int, consumer: C) -> None:
+        """Let a chunk wait for the consumer that has those before it."""
+        self._bound[position] = consumer
+        self.park(position, key_hash)
+
+    def has_bound(self, consumer: C) -> bool:
+        """Whether a chunk waits that is bound to a consumer: later ones must not overtake it."""
+        return any(each is consumer for each in self._bound.values())
 
     def first_waiting(self, owner: C) -> Position | None:
         """The lowest waiting entry that `owner` may get now; it stays."""
@@ -160,7 +179,8 @@ class KeyOrder(Generic[C]):
             if not len(draining):
                 del self._draining[key_hash]
         else:
-            self._queue(self.assignment.owner(key_hash)).discard(position)
+            self._queue(self._owner(position, key_hash)).discard(position)
+        self._bound.pop(position, None)
         return key_hash
 
     def consumer_left(self, consumer: C) -> None:
@@ -170,6 +190,7 @@ class KeyOrder(Generic[C]):
             for key_hash, holder in self._holders.items()
             if holder[0] is not consumer
         }
+        self._bound = {at: each for at, each in self._bound.items() if each is not consumer}
         for blocks in self._blocks.values():
             for position, each in blocks.items():
                 blocks[position] = None if each is consumer else each
@@ -195,8 +216,13 @@ class KeyOrder(Generic[C]):
                 self._enqueue(position, key_hash)
             yield
 
+    def _owner(self, position: Position, key_hash: int) -> C | None:
+        """The consumer that a waiting entry is for."""
+        bound = self._bound.get(position) if self._bound else None
+        return self.assignment.owner(key_hash) if bound is None else bound
+
     def _enqueue(self, position: Position, key_hash: int) -> None:
-        owner = self.assignment.owner(key_hash)
+        owner = self._owner(position, key_hash)
         if self._held_by_other(key_hash, owner):
             self._draining.setdefault(key_hash, ReplayQueue()).add(position)
         else:

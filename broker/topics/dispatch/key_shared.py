@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from broker.topics.consumer import Consumer, KeySharedMode, KeySharedPolicy
-from broker.topics.dispatch.entry_facts import facts_of, keyed_facts_of
+from broker.topics.deduplication import Chunk
+from broker.topics.dispatch.chunk_owners import ChunkOwners
+from broker.topics.dispatch.entry_facts import chunk_in, facts_of, keyed_facts_of
 from broker.topics.dispatch.key_order import KeyOrder
 from broker.topics.dispatch.pending import PendingDispatcher
 from broker.topics.dispatch.redelivery import RedeliveryCounts
@@ -40,6 +42,7 @@ class KeySharedDispatcher(PendingDispatcher):
         if assignment is None:
             assignment = StickyRanges() if policy.mode is KeySharedMode.STICKY else AutoSplit()
         self._order = KeyOrder(assignment, allow_out_of_order=policy.allow_out_of_order)
+        self._chunks: ChunkOwners[Consumer] = ChunkOwners()
         self._aside: dict[Position, int] = {}
         """Hashes of entries that were skipped because a transaction holds them."""
 
@@ -65,6 +68,7 @@ class KeySharedDispatcher(PendingDispatcher):
         self.consumers.remove(consumer)
         self._order.assignment.remove(consumer)
         self._order.consumer_left(consumer)
+        self._chunks.left(consumer)
         self._return_in_slices(self._let_all_wait(self._take_all_pending(consumer)))
 
     def _return(self, consumer: Consumer, position: Position, key_hash: int) -> None:
@@ -150,6 +154,8 @@ class KeySharedDispatcher(PendingDispatcher):
             count, special = facts_of(entry.data)
             if special and self._skip_or_delay(entry, key_hash):
                 continue
+            if special and (chunk := chunk_in(entry.data)) is not None:
+                self._chunks.sent(chunk, consumer)
             had = position in consumer.pending
             if not self._deliver(consumer, entry, count, key_hash):
                 self._aside[position] = key_hash
@@ -186,6 +192,8 @@ class KeySharedDispatcher(PendingDispatcher):
             if special and self._skip_or_delay(entry, key_hash):
                 continue
             consumer = order.receiver(key_hash)
+            if special and (chunk := chunk_in(entry.data)) is not None:
+                consumer = self._receiver_of_chunk(entry, chunk, key_hash, consumer)
             if consumer is None or not self._can_receive(consumer):
                 order.park(entry.position, key_hash)
             elif self._deliver(consumer, entry, count, key_hash):
@@ -193,6 +201,23 @@ class KeySharedDispatcher(PendingDispatcher):
             else:
                 self._aside[entry.position] = key_hash
         return used
+
+    def _receiver_of_chunk(
+        self, entry: Entry, chunk: Chunk, key_hash: int, consumer: Consumer | None
+    ) -> Consumer | None:
+        """The consumer of a new chunk: that of the chunks before it, though its key has moved.
+
+        None if the chunk has to wait.
+        """
+        begun, order = self._chunks.owner(chunk), self._order
+        if begun is not None and order.may_have_rest(key_hash, begun):
+            if order.has_bound(begun) or not self._can_receive(begun):
+                order.bind(entry.position, key_hash, begun)
+                return None
+            consumer = begun
+        if consumer is not None and self._can_receive(consumer):
+            self._chunks.sent(chunk, consumer)
+        return consumer
 
     def _facts(self, entry: Entry) -> tuple[int, bool, int]:
         """The number of messages of an entry, whether it is special, and its hash."""

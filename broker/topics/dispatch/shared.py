@@ -3,7 +3,7 @@
 from broker.topics.consumer import Consumer
 from broker.topics.deduplication import Chunk
 from broker.topics.dispatch.chunk_owners import ChunkOwners
-from broker.topics.dispatch.entry_facts import shared_facts_of
+from broker.topics.dispatch.entry_facts import chunk_in, facts_of
 from broker.topics.dispatch.pending import PendingDispatcher
 from broker.topics.dispatch.redelivery import RedeliveryCounts, ReplayQueue
 from broker.topics.dispatch.selection import Rotation
@@ -117,9 +117,10 @@ class SharedDispatcher(PendingDispatcher):
                     continue
                 if held is not None and held.is_pending(entry.position):
                     continue
-                count, special, chunk = shared_facts_of(entry.data)
+                count, special = facts_of(entry.data)
                 if special and self._skip_or_delay(entry, _NO_HASH):
                     continue
+                chunk = chunk_in(entry.data) if special else None
                 if chunk is None:
                     self._deliver(consumer, entry, count, _NO_HASH)
                 else:

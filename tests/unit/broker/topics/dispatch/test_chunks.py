@@ -1,8 +1,8 @@
-"""Chunked messages on a Shared subscription: one consumer gets all chunks of a message."""
+"""Chunked messages where a subscription has several consumers: one gets all chunks of a message."""
 
 import pytest
 
-from broker.topics.consumer import SubscriptionType
+from broker.topics.consumer import KeySharedMode, KeySharedPolicy, SubscriptionType
 from broker.topics.deduplication import Chunk
 from broker.topics.dispatch.chunk_owners import ChunkOwners
 from magnetar.protocol.ids import Position
@@ -11,10 +11,19 @@ from magnetar.protocol.pulsar_pb2 import MessageMetadata
 from tests.support.bounds import set_bound
 from tests.unit.broker.topics.fakes import FakeTopic, attach, entry_bytes, settle
 
-SHARED = SubscriptionType.SHARED
+SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
+KEYS = 8
+BUCKETS = tuple((start, start + 0xFFF) for start in range(0, 0x10000, 0x1000))
+POLICIES = [
+    KeySharedPolicy(),
+    KeySharedPolicy(allow_out_of_order=True),
+    KeySharedPolicy(KeySharedMode.STICKY, ranges=BUCKETS, entry_buckets=True),
+]
 
 
-def chunk(sequence_id: int, chunk_id: int, of: int, message: str = "m") -> bytes:
+def chunk(
+    sequence_id: int, chunk_id: int, of: int, message: str = "m", key: str | None = None
+) -> bytes:
     metadata = MessageMetadata(
         producer_name="p",
         sequence_id=sequence_id,
@@ -23,6 +32,8 @@ def chunk(sequence_id: int, chunk_id: int, of: int, message: str = "m") -> bytes
         chunk_id=chunk_id,
         num_chunks_from_msg=of,
     )
+    if key is not None:
+        metadata.partition_key = key
     return build_entry(metadata, b"x")
 
 
@@ -113,6 +124,55 @@ async def test_reading_stops_where_too_many_chunks_are_set_aside(
     first.flow(1)
     await settle()
     assert one.got() == [0, 1, 2, 3]
+
+
+def of_each_key(chunk_id: int) -> list[bytes]:
+    """That chunk of a message of three, of each key."""
+    return [
+        chunk(chunk_id * KEYS + number, chunk_id, 3, f"m{number}", f"k{number}")
+        for number in range(KEYS)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["split", "out of order", "buckets"])
+@pytest.mark.parametrize("permits", [KEYS, 100])
+async def test_a_key_that_moves_takes_no_message_apart(
+    policy: KeySharedPolicy, permits: int
+) -> None:
+    topic = FakeTopic()
+    subscription = topic.subscription()
+    first, one = await attach(subscription, KEY_SHARED, "a", permits=permits, key_shared=policy)
+    topic.ledger.put(*of_each_key(0))
+    await settle()
+    _, two = await attach(subscription, KEY_SHARED, "b", permits=100, key_shared=policy)
+    topic.ledger.put(*of_each_key(1), *of_each_key(2))
+    await settle()
+    first.flow(100)
+    await settle()
+    assert one.got() == list(range(3 * KEYS))
+    assert two.got() == []
+    subscription.acknowledge(first, [(Position(1, at), (), 0) for at in range(3 * KEYS)])
+    topic.ledger.put(*of_each_key(0))
+    await settle()
+    assert two.got(), "some keys are its own"
+    assert len(one.got()) + len(two.got()) == 4 * KEYS
+
+
+async def test_a_key_goes_on_at_another_consumer_if_that_of_the_first_chunks_leaves() -> None:
+    topic = FakeTopic()
+    subscription = topic.subscription()
+    first, _ = await attach(subscription, KEY_SHARED, "a", permits=KEYS)
+    topic.ledger.put(*of_each_key(0))
+    await settle()
+    _, two = await attach(subscription, KEY_SHARED, "b", permits=100)
+    topic.ledger.put(*of_each_key(1), *of_each_key(2))
+    await settle()
+    assert two.got() == []
+    first.close()
+    await settle()
+    assert two.got() == list(range(3 * KEYS))
+    assert subscription.dispatcher is not None
+    assert subscription.dispatcher.waiting == 0
 
 
 def test_messages_that_never_end_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,30 @@ def test_message_of_an_unassigned_hash_waits_for_a_consumer() -> None:
     assert order.first_waiting(other) == at(0)
 
 
+def test_chunk_waits_for_the_consumer_that_has_those_before_it() -> None:
+    order: KeyOrder[Candidate] = KeyOrder(StickyRanges())
+    old, new = Candidate("old"), Candidate("new")
+    order.assignment.add(old, [(0, 65535)])
+    order.sent(7, old)
+    order.assignment.remove(old)
+    order.assignment.add(new, [(0, 65535)])
+    order.assignment_changed()
+    assert order.may_have_rest(7, old)
+    assert not order.may_have_rest(7, new)
+    order.bind(at(1), 7, old)
+    order.park(at(2), 7)
+    order.assignment_changed()
+    assert order.queue_waiting(10)
+    assert (order.first_waiting(old), order.first_waiting(new)) == (at(1), None)
+    assert order.has_bound(old)
+    assert order.unpark(at(1)) == 7
+    assert not order.has_bound(old)
+    order.bind(at(3), 7, old)
+    order.consumer_left(old)
+    assert order.queue_waiting(10)
+    assert [order.unpark(at(2)), order.first_waiting(new)] == [7, at(3)]
+
+
 def test_nothing_that_waits_is_sent_before_all_of_it_is_queued_for_new_owners() -> None:
     order: KeyOrder[Candidate] = KeyOrder(StickyRanges())
     owner = Candidate("owner")

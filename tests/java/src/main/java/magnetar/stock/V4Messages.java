@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.admin.PulsarAdmin;
 import org.apache.pulsar.client.api.CompressionType;
 import org.apache.pulsar.client.api.Message;
@@ -38,7 +39,7 @@ final class V4Messages {
                     .value("alone").send();
         }
         try (Producer<String> producer = client.newProducer(Schema.STRING).topic(topic)
-                .compressionType(CompressionType.ZSTD).create()) {
+                .batchingMaxPublishDelay(1, TimeUnit.MINUTES).compressionType(CompressionType.ZSTD).create()) {
             List<CompletableFuture<MessageId>> sends = new ArrayList<>();
             for (int i = 0; i < BATCHED; i++) {
                 sends.add(producer.newMessage().key("b" + i).value("batched " + i).sendAsync());

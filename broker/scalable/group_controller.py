@@ -42,6 +42,10 @@ class Member:
     consumer_id: int
     forget_connection: Callable[[], None]
 
+    def is_of(self, connection: ClientConnection, consumer_id: int) -> bool:
+        """Whether this registration came on that connection, for its consumer of that id."""
+        return self.connection is connection and self.consumer_id == consumer_id
+
 
 class GroupController:
     """Drives one `ConsumerGroup`: passes events on, sends assignments, runs the timers.
@@ -193,28 +197,19 @@ class GroupController:
         """SCALABLE_TOPIC_UNSUBSCRIBE; nothing if another registration speaks for it by now."""
         for members in (self._members, self._former):
             member = members.get(name)
-            if (
-                member is not None
-                and member.connection is connection
-                and member.consumer_id == consumer_id
-            ):
+            if member is not None and member.is_of(connection, consumer_id):
                 del members[name]
                 member.forget_connection()
                 self._leave(name)
 
     def forget_if_left(self, name: str, connection: ClientConnection, consumer_id: int) -> bool:
         """Forget the connection of a consumer that is taken for closed; whether it has left."""
-        for members in (self._members, self._former):
-            member = members.get(name)
-            if (
-                member is not None
-                and member.connection is connection
-                and member.consumer_id == consumer_id
-            ):
-                if members is self._members:
-                    return False
-                del members[name]
-                member.forget_connection()
+        present, former = self._members.get(name), self._former.get(name)
+        if present is not None and present.is_of(connection, consumer_id):
+            return False
+        if former is not None and former.is_of(connection, consumer_id):
+            del self._former[name]
+            former.forget_connection()
         return True
 
     # What happens at the segments
